@@ -1,0 +1,34 @@
+# make quickstart           set everything up, then train the tiny model (DEVICE=cuda on a machine with a GPU)
+# make test                 set everything up, then run the tests (minutes, on 2 cores)
+# make test-fast            the tests that take under a minute
+# make test-long            everything, the long measurements included
+# make doctor               what is installed, what the machine can run
+DEVICE ?= cpu
+VENV ?= .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed-$(DEVICE)
+ARGS ?=
+
+.PHONY: setup quickstart test test-fast test-long doctor clean
+setup: $(STAMP)
+$(STAMP): setup.py pyproject.toml scripts/install.sh $(wildcard requirements/*.txt) requirements/vllm-alias/pyproject.toml
+	VENV=$(VENV) bash scripts/install.sh $(DEVICE)
+	@touch $@
+
+quickstart: setup
+	$(PY) -m recipes.train cluster=$(if $(filter cuda,$(DEVICE)),gpu,cpu) $(ARGS)
+
+test: setup
+	$(PY) -m pytest -m "not long" $(ARGS)
+
+test-fast: setup
+	$(PY) -m pytest -m "not slow and not e2e and not long" $(ARGS)
+
+test-long: setup
+	$(PY) -m pytest $(ARGS)
+
+doctor: setup
+	$(PY) -m trustregion.doctor
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info
