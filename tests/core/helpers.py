@@ -1,0 +1,79 @@
+"""What several tests share: random tokens, gradients, golden values, and bounds in high precision."""
+
+import csv
+import json
+from pathlib import Path
+
+import mpmath as mp
+import torch
+
+from trustregion import PolicyLoss, TokenBatch
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def golden_bounds() -> list[dict]:
+    """Rows of band_bounds.csv of the divergences that exist; `text` holds each row as written, with all its digits."""
+    with open(GOLDEN / "band_bounds.csv", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["divergence"] in ("kl", "tv", "chi2")]
+    return [
+        {
+            "divergence": row["divergence"],
+            "delta": float(row["delta"]),
+            "log_prob": float(row["log_prob"]),
+            "text": row,
+        }
+        for row in rows
+    ]
+
+
+def golden_tokens() -> dict:
+    return json.loads((GOLDEN / "dppo_erc.json").read_text())
+
+
+def gradient(loss: PolicyLoss, log_prob, log_prob_old, advantages, response_mask=None, weights=None):
+    """Gradient of the summed token losses with respect to log_prob, and the loss's output."""
+    log_prob = log_prob.clone().requires_grad_()
+    mask = torch.ones_like(advantages) if response_mask is None else response_mask
+    out = loss(TokenBatch(log_prob, log_prob_old, advantages, mask, weights=weights))
+    (grad,) = torch.autograd.grad(out.token_loss.sum(), log_prob)
+    return grad, out
+
+
+def random_tokens(count: int, seed: int, log_ratio_scale: float = 1.0, dtype=torch.float64):
+    """Log-probs, anchor log-probs from -80 to -1e-7, and advantages of both signs; all [1, count].
+
+    Half of the tokens move by a log-ratio of that scale, half by an amount that moves about as much mass as the other
+    tokens have, so that small and large probabilities both cross the edge of the region.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    uniform = torch.rand(1, count, generator=generator, dtype=torch.float64)
+    log_prob_old = -torch.exp(torch.log(torch.tensor(1e-7)) + uniform * torch.log(torch.tensor(80 / 1e-7)))
+    noise = torch.randn(1, count, generator=generator, dtype=torch.float64)
+    shift = torch.where(uniform.mul(1e6).frac() < 0.5, log_ratio_scale * noise, 2 * noise * log_prob_old.abs())
+    log_prob = (log_prob_old + shift.clamp(-19, 19)).clamp(max=-1e-12)
+    advantages = torch.randn(1, count, generator=generator, dtype=torch.float64)
+    return log_prob.to(dtype), log_prob_old.to(dtype), advantages.to(dtype)
+
+
+def exact_bounds(divergence: str, delta, log_prob) -> tuple[mp.mpf, mp.mpf]:
+    """Log-ratio bounds from the definition, in mpmath's working precision; any of delta, log_prob may be an mpf."""
+    delta, log_prob = mp.mpf(delta), mp.mpf(log_prob)
+    p, c = mp.exp(log_prob), -mp.expm1(log_prob)
+    if divergence == "tv":
+        return (mp.log1p(-delta / p) if p > delta else -mp.inf), (mp.log1p(delta / p) if c > delta else -log_prob)
+    if divergence == "chi2":
+        a = mp.sqrt(delta * c / p)
+        return (mp.log1p(-a) if a < 1 else -mp.inf), min(mp.log1p(a), -log_prob)
+    return -_exact_kl_side(c, p, delta)[0], _exact_kl_side(p, c, delta)[1]
+
+
+def _exact_kl_side(grow, shrink, delta):
+    z = mp.sqrt(2 * delta * grow / shrink) + delta / shrink
+    for _ in range(200):
+        x = mp.log1p(shrink / grow * -mp.expm1(-z))
+        step = (shrink * z - grow * x - delta) / (shrink * -mp.expm1(-(z + x)))
+        z -= step
+        if abs(step) < z * mp.mpf(10) ** (4 - mp.mp.dps):
+            return z, mp.log1p(shrink / grow * -mp.expm1(-z))
+    raise ArithmeticError("the reference did not converge")

@@ -1,0 +1,87 @@
+"""A divergence seen through a partition of the vocabulary: group tokens into cells, compare the cells' masses.
+
+One layout serves all partitions: a last dimension of cell log-masses. With the anchor's K most likely tokens there are
+K+2 cells: those K; the sampled token (-inf in both policies when it is among the K); all the rest. The binary partition,
+{sampled token} against {all others}, is K = 0. A coarser partition never gives a larger divergence (data processing).
+"""
+
+import torch
+from torch import Tensor
+
+from trustregion.divergences import Divergence, get_divergence
+
+# A float32 log-prob of exactly 0 is common, and hides a complement mass of up to half an ulp: below the floor, the mass
+# 1 - p of all other tokens is rounding error.
+COMPLEMENT_FLOOR = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
+
+
+def complement(log_prob: Tensor) -> Tensor:
+    """Mass 1 - p of all other tokens, from the sampled token's log-prob, floored at half an ulp of 1. Any shape."""
+    return (-torch.expm1(log_prob)).clamp(min=COMPLEMENT_FLOOR[log_prob.dtype])
+
+
+def upcast(x: Tensor) -> Tensor:
+    """At least float32, detached."""
+    return x.detach().to(torch.promote_types(x.dtype, torch.float32))
+
+
+@torch.no_grad()
+def binary_divergence(log_prob: Tensor, log_prob_old: Tensor, divergence: str | Divergence = "kl") -> Tensor:
+    """Divergence of {sampled token, all others} between two policies, from the sampled token's log-probs.
+
+    D = p f(q/p) + (1-p) f((1-q)/(1-p)), with p under the anchor and q under the policy (DPPO, arXiv 2602.04879, eq. 12).
+    Relatively accurate as p -> 0, as p -> 1 and as q -> p.
+
+    Args:
+        log_prob: ln q, in nats, <= 0, any shape.
+        log_prob_old: ln p, same shape.
+        divergence: a name in `divergences.DIVERGENCES`, or an instance.
+
+    Returns:
+        D >= 0, same shape, without gradient; float64 if an input is, else float32. 0 exactly where q = p.
+
+    Raises:
+        ValueError: unknown divergence.
+    """
+    divergence = get_divergence(divergence)
+    dtype = torch.promote_types(upcast(log_prob).dtype, log_prob_old.dtype)
+    log_prob, log_prob_old = upcast(log_prob).to(dtype).clamp(max=0), upcast(log_prob_old).to(dtype).clamp(max=0)
+    log_ratio = log_prob - log_prob_old
+    rest, rest_old = complement(log_prob), complement(log_prob_old)
+
+    # (rest - rest_old) / rest_old without subtracting near-equal masses. Where the rest loses most of its mass the
+    # quotient rounds to -1, and the masses are far apart: there their logs are accurate.
+    moved = torch.maximum(log_prob, log_prob_old).exp() * -torch.expm1(-log_ratio.abs())
+    growth = -log_ratio.sign() * moved / rest_old
+    rest_log_ratio = torch.where(growth > -0.5, growth.log1p(), rest.log() - rest_old.log())
+    return divergence.term(log_prob_old, log_ratio) + divergence.term(rest_old.log(), rest_log_ratio)
+
+
+@torch.no_grad()
+def cell_divergence(
+    cell_log_prob: Tensor, cell_log_prob_old: Tensor, divergence: str | Divergence = "tv"
+) -> Tensor:
+    """Divergence between two policies over the cells of a partition: sum over cells of p f(q/p).
+
+    Args:
+        cell_log_prob: log-masses of the cells under the policy, in nats, [..., K+2] (any number of cells).
+        cell_log_prob_old: the same under the anchor, same shape. Cells that are -inf in both contribute 0.
+        divergence: a name in `divergences.DIVERGENCES`, or an instance.
+
+    Returns:
+        D >= 0, [...], without gradient; float64 if an input is, else float32. Infinite where the definition is.
+
+    Raises:
+        ValueError: unknown divergence, or shapes that differ.
+    """
+    if cell_log_prob.shape != cell_log_prob_old.shape:
+        raise ValueError(
+            f"cell_log_prob has shape {tuple(cell_log_prob.shape)}, cell_log_prob_old {tuple(cell_log_prob_old.shape)}"
+        )
+    divergence = get_divergence(divergence)
+    dtype = torch.promote_types(upcast(cell_log_prob).dtype, cell_log_prob_old.dtype)
+    new, old = upcast(cell_log_prob).to(dtype), upcast(cell_log_prob_old).to(dtype)
+    terms = divergence.term(old, new - old)
+    # p f(q/p) -> q f'(inf) as p -> 0, and 0 where q is 0 too.
+    from_nothing = torch.where(new == -torch.inf, 0.0, new.exp() * divergence.slope_at_infinity)
+    return torch.where(old == -torch.inf, from_nothing, terms).sum(-1)
