@@ -1,0 +1,103 @@
+"""Reads back what a run left in its folder: metrics.jsonl by key, and config.yaml.
+
+Runs are interrupted and killed, so the files are taken as they happen to be: a last line cut in half, values that are
+not numbers, keys that are missing.
+"""
+
+import json
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from recipes.progress import first_of, step_values
+
+
+@dataclass
+class Metrics:
+    """metrics.jsonl by key instead of by row.
+
+    Args:
+        steps: the training steps that were finished, ascending.
+        series: key -> {step: value}; verl's keys and the columns of recipes.progress; finite numbers only.
+        not_finite: key -> the steps at which it was NaN or infinite (verl's logger writes these as null).
+    """
+
+    steps: list[int]
+    series: dict[str, dict[int, float]]
+    not_finite: dict[str, list[int]]
+
+    def get(self, *keys: str) -> dict[int, float]:
+        """The series of the first key that was logged, by step; empty when none was."""
+        return first_of(self.series, *keys) or {}
+
+
+def read_metrics(path: Path) -> Metrics:
+    steps, series, not_finite = set(), defaultdict(dict), defaultdict(set)
+    for line in path.read_bytes().split(b"\n") if path.exists() else []:
+        try:
+            row = json.loads(line)
+            step, data = int(row["step"]), row["data"].items()
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+            continue  # cut in half by a kill, or empty
+        numbers = {}
+        for key, value in data:
+            if value is None or (isinstance(value, float) and not math.isfinite(value)):
+                not_finite[key].add(step)
+            elif isinstance(value, (int, float)) and abs(value) < 1e300:
+                numbers[key] = float(value)
+        if {"timing_s/step", "critic/rewards/mean"} & row["data"].keys():  # a row of validation alone has neither
+            steps.add(step)
+        columns = {c: v for c, v in step_values({"step": step, "data": numbers}).items() if v is not None}
+        for key, value in (numbers | columns).items():
+            series[key][step] = value  # of a step that is there twice, the later row counts
+    return Metrics(
+        steps=sorted(steps),
+        series={key: dict(sorted(values.items())) for key, values in series.items()},
+        not_finite={key: sorted(at) for key, at in not_finite.items()},
+    )
+
+
+def read_config(path: Path) -> dict:
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def value_at(config: dict, dotted: str):
+    """config["a"]["b"] for "a.b", or None."""
+    for key in dotted.split("."):
+        config = config.get(key) if isinstance(config, dict) else None
+    return config
+
+
+def choice(config: dict, command: list[str], group: str) -> str | None:
+    """The file chosen from the group `method` or `model`: by the command, else as the run's name has it."""
+    for part in reversed(command):
+        if part.startswith(f"{group}="):
+            return part.partition("=")[2]
+    words = str(value_at(config, "name")).rsplit("-", 3)  # method-model-date-time, unless the user named the run
+    if len(words) == 4 and words[2].isdigit() and words[3].isdigit():
+        return words[("method", "model").index(group)]
+    return None
+
+
+def what_ran(config: dict, command: list[str]) -> str:
+    """"band_kl on tiny, seed 0", as far as it is known."""
+    text = choice(config, command, "method") or "training"
+    if model := choice(config, command, "model"):
+        text += f" on {model}"
+    if (seed := value_at(config, "seed")) is not None:
+        text += f", seed {seed}"
+    return text
+
+
+def steps_done(steps: list[int], config: dict) -> str:
+    """"37 of 50 steps". A resumed run goes on counting where the one before it stopped, and has its own steps only."""
+    asked = value_at(config, "trainer.total_training_steps")
+    text = f"{steps[-1]} of {asked} steps" if isinstance(asked, int) else f"{steps[-1]} steps"
+    return text if len(steps) == steps[-1] else f"{text} ({len(steps)} in this run, from step {steps[0]})"
