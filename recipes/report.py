@@ -66,7 +66,7 @@ def write_report(run_dir: Path, console: Console, command: list[str]) -> None:
     if not metrics.steps:
         console.print("No training step was finished: there is nothing to sum up.")
         return
-    title = what_ran(config, command)
+    title = what_ran(config)
     heading = f"{title}: {steps_done(metrics.steps, config)}"
     header, rows = first_and_last(metrics)
     notes = facts(metrics)

@@ -75,21 +75,10 @@ def value_at(config: dict, dotted: str):
     return config
 
 
-def choice(config: dict, command: list[str], group: str) -> str | None:
-    """The file chosen from the group `method` or `model`: by the command, else as the run's name has it."""
-    for part in reversed(command):
-        if part.startswith(f"{group}="):
-            return part.partition("=")[2]
-    words = str(value_at(config, "name")).rsplit("-", 3)  # method-model-date-time, unless the user named the run
-    if len(words) == 4 and words[2].isdigit() and words[3].isdigit():
-        return words[("method", "model").index(group)]
-    return None
-
-
-def what_ran(config: dict, command: list[str]) -> str:
+def what_ran(config: dict) -> str:
     """"band_kl on tiny, seed 0", as far as it is known."""
-    text = choice(config, command, "method") or "training"
-    if model := choice(config, command, "model"):
+    text = value_at(config, "chosen.method") or "training"
+    if model := value_at(config, "chosen.model"):
         text += f" on {model}"
     if (seed := value_at(config, "seed")) is not None:
         text += f", seed {seed}"

@@ -1,0 +1,49 @@
+"""The process that starts Ray and runs verl's trainer:  python -m recipes.driver RUN_DIR
+
+Started by recipes.train with the environment of the cluster's configuration. Reads RUN_DIR/config.yaml; when it fails,
+RUN_DIR/error.txt says in a few lines why (the whole traceback is in the log).
+"""
+
+import sys
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from recipes.processes import die_with_parent
+
+
+def main(run_dir: Path):
+    die_with_parent()
+    try:
+        train(OmegaConf.load(run_dir / "config.yaml"))
+    except BaseException as error:
+        (run_dir / "error.txt").write_text(_reason(error) + "\n", encoding="utf-8")
+        raise
+
+
+def train(config):
+    """Runs verl's trainer as `config` (resolved) says; returns when the last step is done."""
+    import ray
+    from verl.trainer.main_ppo import run_ppo
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+
+    from trustregion.verl_plugin.doctor import require_plugin
+    from trustregion.verl_plugin.task_runner import TrustRegionTaskRunner
+
+    require_plugin()
+    validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+    run_ppo(config, task_runner_class=ray.remote(num_cpus=1)(TrustRegionTaskRunner))
+
+
+def _reason(error: BaseException) -> str:
+    """The error at the bottom of Ray's wrapping."""
+    import ray
+
+    while isinstance(error, ray.exceptions.RayTaskError) and error.cause is not None:
+        error = error.cause
+    return f"{type(error).__name__}: {error}"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,129 @@
+"""From a checked configuration to a finished run folder: prepare, start the driver, watch it, clean up, report."""
+
+import json
+import os
+import shlex
+import signal
+import sys
+import time
+from pathlib import Path
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf, open_dict
+from rich.console import Console
+
+from recipes.checks import check_files
+from recipes.errors import UserError
+from recipes.processes import ProcessTree
+from recipes.progress import StepLines
+from recipes.report import write_report
+
+POLL_SECONDS = 0.2
+
+
+def launch(config: DictConfig, command: list[str]):
+    """Trains as `config` says. `command` is what the user typed, for the report and for starting again.
+
+    Raises UserError when something is missing or the run fails; exits with 130 (128 + signal) when interrupted.
+    """
+    console = Console(highlight=False)
+    prepare(config, console)
+    check_files(config)
+    run_dir = make_run_dir(config)
+    environment = set_environment(config, run_dir)
+    (run_dir / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True), encoding="utf-8")
+    console.print(f"[bold]{shlex.join(command)}[/]\nfiles: {run_dir}   log: {run_dir / 'log.txt'}")
+
+    interrupted = []
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, lambda number, _frame: interrupted.append(number))
+    tree = ProcessTree([sys.executable, "-m", "recipes.driver", str(run_dir)], environment, run_dir / "log.txt")
+    rows = NewRows(run_dir / "metrics.jsonl")
+    try:
+        with StepLines(console, config.trainer.total_training_steps) as lines:
+            while tree.main.poll() is None and not interrupted:
+                lines.show(rows())
+                time.sleep(POLL_SECONDS)
+            lines.show(rows())
+    finally:
+        code = tree.end()
+
+    if lines.shown:
+        write_report(run_dir, console, command)
+    if interrupted:
+        console.print(how_to_go_on(run_dir, command, lines.shown))
+        sys.exit(128 + interrupted[0])
+    if code != 0:
+        raise UserError(f"{failure(run_dir, code)}\n{how_to_go_on(run_dir, command, lines.shown)}")
+
+
+def prepare(config: DictConfig, console: Console):
+    """Makes what the model and data groups say has to be made; quick when it is there already."""
+    for group in ("model", "data"):
+        recipe = config[group].get("prepare")
+        if recipe is not None:
+            with console.status(f"preparing {group} ..."):
+                instantiate(recipe)
+    with open_dict(config):
+        config.data.pop("prepare", None)  # verl owns this node and knows nothing of it
+
+
+def make_run_dir(config: DictConfig) -> Path:
+    run_dir = Path(config.run_dir).resolve()
+    try:
+        run_dir.mkdir(parents=True)
+    except FileExistsError:
+        raise UserError(
+            f"name = {config.name!r}: {run_dir} exists and a run never writes over another. "
+            "Choose another name=..., or leave it out for one with the time in it."
+        ) from None
+    except OSError as error:
+        raise UserError(f"runs = {config.runs!r}: cannot make {run_dir} ({error.strerror}). Choose a writable runs=...") from error
+    with open_dict(config):
+        config.run_dir = str(run_dir)
+    return run_dir
+
+
+def set_environment(config: DictConfig, run_dir: Path) -> dict[str, str]:
+    """Gives what the cluster needs of the environment to Ray's workers (in `config`) and to the driver (returned)."""
+    needed = {key: str(value) for key, value in config.cluster.env.items()}
+    needed["VERL_FILE_LOGGER_PATH"] = str(run_dir / "metrics.jsonl")
+    with open_dict(config):
+        config.ray_kwargs.ray_init.runtime_env.env_vars = needed
+    return {**os.environ, **needed}
+
+
+class NewRows:
+    """Call it for the rows that verl's file logger has added since the last call."""
+
+    def __init__(self, path: Path):
+        self._path, self._offset = path, 0
+
+    def __call__(self) -> list[dict]:
+        if not self._path.exists():
+            return []
+        with open(self._path, "rb") as file:
+            file.seek(self._offset)
+            written = file.read()
+        whole = written[: written.rfind(b"\n") + 1]  # a half-written line waits for the next call
+        self._offset += len(whole)
+        return [json.loads(line) for line in whole.splitlines()]
+
+
+def failure(run_dir: Path, code: int) -> str:
+    reason = run_dir / "error.txt"
+    if reason.exists():
+        return f"the run failed: {reason.read_text(encoding='utf-8').strip()}\nlog: {run_dir / 'log.txt'}"
+    how = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
+    tail = (run_dir / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
+    return "\n".join([f"the driver {how}. The end of {run_dir / 'log.txt'}:", *(f"  {line}" for line in tail)])
+
+
+def how_to_go_on(run_dir: Path, command: list[str], steps: int) -> str:
+    kept = f"The {steps} finished steps are in {run_dir / 'metrics.jsonl'}. " if steps else ""
+    checkpoints = sorted(run_dir.glob("checkpoints/global_step_*"), key=lambda p: int(p.name.rsplit("_", 1)[1]))
+    again = [part for part in command if not part.startswith("name=")]
+    if checkpoints:
+        again += ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={checkpoints[-1]}"]
+        return f"{kept}To go on from the checkpoint of step {checkpoints[-1].name.rsplit('_', 1)[1]}:\n  {shlex.join(again)}"
+    return f"{kept}To start again:\n  {shlex.join(again)}"

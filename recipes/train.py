@@ -1,0 +1,71 @@
+"""Train a language model with a trust-region method:
+
+    python -m recipes.train method=band_kl method.delta=0.03 cluster=cpu model=tiny
+
+`method`, `model`, `data` and `cluster` name files under configs/; any key of verl's own configuration can be set beside
+them (`data.train_batch_size=32 trainer.save_freq=10`). This process composes and checks the configuration, prepares
+models and data, starts the driver that runs verl's trainer, shows its progress and cleans up after it.
+"""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from recipes.checks import check
+from recipes.errors import UserError
+from recipes.launcher import launch
+
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+
+
+def register_resolvers():
+    """What configs/*.yaml may write in ${...}."""
+    # Found without importing verl: the environment that it reads on import is set for the driver only.
+    verl = importlib.util.find_spec("verl")
+    if verl is None:
+        raise UserError("verl is not installed in this Python. Run `make setup` (or pip install 'trustregion[verl,cpu]').")
+    verl_configs = Path(verl.submodule_search_locations[0]) / "trainer" / "config"
+    OmegaConf.register_new_resolver("verl_config_dir", lambda: str(verl_configs), replace=True)
+    OmegaConf.register_new_resolver("configs_dir", lambda: str(CONFIGS), replace=True)
+    OmegaConf.register_new_resolver("equal", lambda a, b: a == b, replace=True)
+
+
+def compose(overrides: list[str]) -> DictConfig:
+    """The configuration that `python -m recipes.train OVERRIDES` would train with, for programs and tests."""
+    register_resolvers()
+    with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        config = hydra.compose("train", overrides, return_hydra_config=True)
+    HydraConfig.instance().set_config(config)
+    OmegaConf.set_struct(config, False)
+    del config["hydra"]
+    OmegaConf.set_struct(config, True)
+    return config
+
+
+@hydra.main(config_path=str(CONFIGS), config_name="train", version_base="1.3")
+def _main(config: DictConfig):
+    try:
+        hydra_config = HydraConfig.get()
+        command = ["python", "-m", "recipes.train", *hydra_config.overrides.task]
+        check(config)
+        launch(config, command)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def main():
+    try:
+        register_resolvers()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    _main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""The hyper-parameters of the loss `trust_region`, as verl reads them."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from verl.workers.config import PolicyLossConfig
+
+from trustregion import MethodConfig, PolicyLoss
+
+
+@dataclass
+class TrustRegionLossConfig(PolicyLossConfig):
+    """`actor_rollout_ref.actor.policy_loss` with `_target_` set to this class.
+
+    Args:
+        method: a preset's fields as in configs/method/*.yaml (region, surrogate, anchor and their numbers).
+
+    Raises:
+        trustregion.ConfigError: a field is unknown, of the wrong type or out of range. verl itself checks no types.
+    """
+
+    loss_mode: str = "trust_region"
+    method: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self):
+        method = MethodConfig.from_flat(self.method)
+        self.loss = PolicyLoss(method.region, method.surrogate)

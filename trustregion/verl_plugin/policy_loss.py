@@ -1,0 +1,43 @@
+"""The one policy loss that is registered with verl; its region and surrogate come from the configuration."""
+
+from verl.trainer.ppo.core_algos import agg_loss
+
+from trustregion import TokenBatch
+from trustregion.verl_plugin.metrics import to_scalars
+
+LOSS_NAME = "trust_region"
+
+
+def trust_region_loss(
+    old_log_prob, log_prob, advantages, response_mask, loss_agg_mode="token-mean", config=None, rollout_is_weights=None
+):
+    """A policy loss as verl calls it (`register_policy_loss`).
+
+    Args:
+        old_log_prob: log-probs of the sampled tokens under the anchor policy, [B, T], in nats. In bypass mode verl puts
+            the rollout engine's here (`method.anchor=rollout`).
+        log_prob: the same under the policy being trained, differentiable, [B, T].
+        advantages: [B, T]. response_mask: [B, T], true where a token counts.
+        loss_agg_mode: how verl turns token losses into one number.
+        config: the actor's configuration; `config.policy_loss` is a TrustRegionLossConfig.
+        rollout_is_weights: importance weights that multiply the token losses, [B, T] or [B, 1], or None.
+
+    Returns:
+        The aggregated loss (scalar) and this micro-batch's mergeable statistics by name.
+
+    Raises:
+        ValueError: a live token's `old_log_prob` is not a log-probability.
+    """
+    out = config.policy_loss.loss(
+        TokenBatch(
+            log_prob=log_prob,
+            log_prob_old=old_log_prob,
+            advantages=advantages,
+            response_mask=response_mask,
+            weights=rollout_is_weights,
+        )
+    )
+    loss = agg_loss(
+        loss_mat=out.token_loss, loss_mask=response_mask, loss_agg_mode=loss_agg_mode, **config.global_batch_info
+    )
+    return loss, to_scalars(out.metrics)

@@ -1,0 +1,24 @@
+"""Functions of verl and vLLM that have to be replaced, all of them, each with the reason and the versions it is for.
+
+tests/verl_plugin/test_replacements.py fails when one of them is no longer needed.
+"""
+
+
+def keep_vllm_linear_weights():
+    """vLLM's CPU backend (0.28): keep a linear layer's weight after packing it.
+
+    `dispatch_cpu_unquantized_gemm` packs each weight for oneDNN and then replaces it by an empty tensor, so that the
+    first weight sync has nothing to load into. Kept, verl's sync loads the weight and its
+    `process_weights_after_loading` packs it anew. Costs the unpacked weights' memory once more.
+    """
+    from vllm.model_executor.layers import utils
+
+    packing = utils.dispatch_cpu_unquantized_gemm
+    if getattr(packing, "keeps_weight", False):
+        return
+
+    def dispatch_cpu_unquantized_gemm(layer, remove_weight):
+        return packing(layer, remove_weight=False)
+
+    dispatch_cpu_unquantized_gemm.keeps_weight = True
+    utils.dispatch_cpu_unquantized_gemm = dispatch_cpu_unquantized_gemm

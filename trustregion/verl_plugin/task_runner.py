@@ -1,0 +1,10 @@
+"""The process that holds the trainer: verl's own task runner, which knows our trainer."""
+
+from verl.trainer.main_ppo import TaskRunnerV1
+
+
+class TrustRegionTaskRunner(TaskRunnerV1.__ray_metadata__.modified_class):
+    def run(self, config):
+        import trustregion.verl_plugin.trainer  # noqa: F401  registers it in this process
+
+        super().run(config)

@@ -1,0 +1,30 @@
+"""verl's actor/rollout worker with two additions: exact trust-region metrics, and gloo alone where there is only a CPU."""
+
+from verl.single_controller.base.decorator import Dispatch, register
+from verl.utils.device import get_device_name
+from verl.utils.distributed import initialize_global_process_group_ray
+from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+
+from trustregion.verl_plugin.metrics import WithExactMetrics
+
+
+class TrustRegionTrainingWorker(TrainingWorker):
+    def __init__(self, config):
+        if get_device_name() == "cpu":
+            import trustregion.verl_plugin.engine  # noqa: F401  registers the CPU engine
+
+            # verl would ask torch for the backend "cpu:gloo,cpu:gloo", which torch refuses. The process group made
+            # here, by verl's own function, is the one it then finds.
+            initialize_global_process_group_ray(timeout_second=None, backend="gloo")
+        super().__init__(config)
+
+
+class TrustRegionWorker(ActorRolloutRefWorker):
+    actor_worker_cls = TrustRegionTrainingWorker
+    ref_worker_cls = TrustRegionTrainingWorker
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def init_model(self):
+        super().init_model()
+        if self.actor is not None:
+            self.actor.set_loss_fn(WithExactMetrics(self.loss_fn))
