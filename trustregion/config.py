@@ -8,7 +8,8 @@ Types are looked up by name in `REGIONS` and `SURROGATES`: nothing that a config
 
 import dataclasses
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,8 +40,10 @@ class MethodConfig:
     def __post_init__(self):
         check_fit(self.region, self.surrogate)
         if self.anchor not in ANCHORS:
-            raise ConfigError(f"anchor = {self.anchor!r}: must be one of {', '.join(ANCHORS)} (old: log-probs the "
-                              "trainer recomputes; rollout: log-probs the inference engine sampled with)")
+            raise ConfigError(
+                f"anchor = {self.anchor!r}: must be one of {', '.join(ANCHORS)} (old: log-probs that the trainer "
+                "recomputes; rollout: log-probs that the inference engine sampled with)"
+            )
 
     @classmethod
     def from_flat(cls, config: Mapping[str, Any]) -> "MethodConfig":
@@ -100,19 +103,23 @@ def check_fit(region: Region, surrogate: Surrogate) -> None:
     """Raises ConfigError where the surrogate cannot use the region, or would ignore one of its fields."""
     name = type(surrogate).__name__.lower()
     if surrogate.needs_interval and not region.has_interval:
-        raise ConfigError(f"surrogate = {name!r}: needs a region that is an interval of ratios, and "
-                          f"{type(region).__name__} is none; use surrogate 'mask'")
+        raise ConfigError(
+            f"surrogate = {name!r}: needs a region that is an interval of ratios, and {type(region).__name__} is none; "
+            "use surrogate 'mask'"
+        )
     if not surrogate.needs_interval:
         for field in getattr(region, "interval_only", ()):
             if getattr(region, field) is not None:
-                raise ConfigError(f"{field} = {getattr(region, field)!r}: shapes an interval, and surrogate {name!r} "
-                                  "uses none; remove it (null), or use surrogate 'clip'")
+                raise ConfigError(
+                    f"{field} = {getattr(region, field)!r}: shapes an interval, and surrogate {name!r} uses none; "
+                    "remove it (null), or use surrogate 'clip'"
+                )
 
 
 def unknown_name(what: str, name: Any, allowed: Iterable[str]) -> str:
     """`what` has no `name`, the nearest name that exists, and all of them."""
     allowed = list(allowed)
-    close = difflib.get_close_matches(str(name), allowed, n=1)
+    close = difflib.get_close_matches(str(name), allowed, n=1, cutoff=0.7)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return f"{what}.{hint} Allowed: {', '.join(allowed)}"
 
@@ -139,15 +146,10 @@ def _build(kind: type, given: Mapping[str, Any]) -> Any:
     return kind(**given)
 
 
-class _prefixed:
-    """Puts the path of the configuration in front of the key that a ConfigError's message starts with."""
-
-    def __init__(self, path: str):
-        self.path = path
-
-    def __enter__(self):
-        pass
-
-    def __exit__(self, kind, error, traceback):
-        if isinstance(error, ConfigError):
-            raise ConfigError(f"{self.path}{error}") from None
+@contextmanager
+def _prefixed(path: str) -> Iterator[None]:
+    """Puts a path in front of the key that a ConfigError's message starts with."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{path}{error}") from None

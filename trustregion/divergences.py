@@ -1,11 +1,12 @@
 """f-divergences D_f(pi || pi_old) = sum over tokens a of pi_old(a) f(pi(a) / pi_old(a)), f convex, f(1) = 0.
 
-A divergence here is its contribution of one cell, `term`, written so that it neither cancels nor overflows; where the
-bounds of its trust region saturate; and either the bounds in closed form or what Newton's method needs to find them
+A divergence here is what one cell contributes, `term`, written so that it neither cancels nor overflows; where the
+bounds of its trust region saturate; and either these bounds in closed form or what Newton's method needs to find them
 (`bounds.py`). To add one, subclass `Divergence` and add an instance to `DIVERGENCES`.
 """
 
 import math
+from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -19,12 +20,15 @@ class Divergence:
     max_value: ClassVar[float] = math.inf  # no two policies are further apart
     slope_at_infinity: ClassVar[float]  # f'(inf): a cell the anchor gives no mass contributes this times its new mass
 
-    def term(self, log_mass: Tensor, log_ratio: Tensor) -> Tensor:
-        """What one cell contributes: p f(e^t) >= 0, with log_mass = ln p (anchor) and t = log_ratio = ln(q/p)."""
+    def term(self, mass: Tensor, gained: Tensor, log_ratio: Tensor) -> Tensor:
+        """What one cell contributes: p f(q/p) >= 0, for mass = p (anchor), gained = q - p and log_ratio = ln(q/p).
+
+        All three are given because each is accurate where it cannot be had from the others.
+        """
         raise NotImplementedError
 
     def saturation(self, delta: float) -> tuple[float, float]:
-        """The sampled token's ratio may fall to 0 where ln p <= the first number, rise to 1/p where ln p >= the second."""
+        """(a, b): the sampled token's ratio may fall to 0 where ln p <= a, and rise to 1/p where ln p >= b."""
         raise NotImplementedError
 
 
@@ -59,10 +63,9 @@ class KL(NewtonSolved):
     name = "kl"
     slope_at_infinity = 1.0
 
-    def term(self, log_mass: Tensor, log_ratio: Tensor) -> Tensor:
-        mass = log_mass.exp()
-        far = (log_mass + log_ratio).exp() - mass * (1 + log_ratio)  # q - p - p t: no p e^t, which overflows as 0 * inf
-        return torch.where(log_ratio.abs() < 0.5, mass * _exp_minus_tangent(log_ratio), far)
+    def term(self, mass: Tensor, gained: Tensor, log_ratio: Tensor) -> Tensor:
+        far = gained - mass * log_ratio  # cancels to nothing as the log-ratio goes to 0
+        return torch.where(log_ratio.abs() < 1, mass * _exp_minus_tangent(log_ratio), far)
 
     def saturation(self, delta: float) -> tuple[float, float]:
         return -math.inf, math.inf
@@ -82,8 +85,8 @@ class TV(ClosedForm):
     max_value = 1.0
     slope_at_infinity = 0.5
 
-    def term(self, log_mass: Tensor, log_ratio: Tensor) -> Tensor:
-        return 0.5 * (log_mass + log_ratio.clamp(min=0)).exp() * -torch.expm1(-log_ratio.abs())
+    def term(self, mass: Tensor, gained: Tensor, log_ratio: Tensor) -> Tensor:
+        return 0.5 * gained.abs()
 
     def saturation(self, delta: float) -> tuple[float, float]:
         return math.log(delta), math.log1p(-delta) if delta < 1 else -math.inf
@@ -103,8 +106,9 @@ class Chi2(ClosedForm):
     name = "chi2"
     slope_at_infinity = math.inf
 
-    def term(self, log_mass: Tensor, log_ratio: Tensor) -> Tensor:
-        return (log_mass + 2 * log_ratio.clamp(min=0)).exp() * torch.expm1(-log_ratio.abs()).square()
+    def term(self, mass: Tensor, gained: Tensor, log_ratio: Tensor) -> Tensor:
+        largest = math.log(torch.finfo(gained.dtype).max) - 1  # no e^t = inf, which times gained = 0 would be nan
+        return gained * torch.expm1(log_ratio.clamp(max=largest))  # (q-p)^2 / p
 
     def saturation(self, delta: float) -> tuple[float, float]:
         return -math.log1p(1 / delta), -math.log1p(delta)
@@ -127,8 +131,8 @@ class Chi2(ClosedForm):
 
 
 def _exp_minus_tangent(t: Tensor) -> Tensor:
-    """e^t - 1 - t for |t| <= 1/2 to rounding, by its Taylor series (evaluated directly it cancels to nothing)."""
-    last = 16 if t.dtype == torch.float64 else 9
+    """e^t - 1 - t for |t| <= 1 to rounding, by its Taylor series."""
+    last = 20 if t.dtype == torch.float64 else 12
     series = torch.ones_like(t)
     for n in range(last, 2, -1):
         series = 1 + series * t / n
@@ -136,9 +140,18 @@ def _exp_minus_tangent(t: Tensor) -> Tensor:
 
 
 def _difference(a: float, b: Tensor) -> Tensor:
-    """a - b for b close to a, without first rounding a to b's dtype."""
-    rounded = torch.tensor(a, dtype=b.dtype).item()
+    """a - b for b close to a, where rounding a to b's dtype first would lose the difference."""
+    rounded = round_to(a, b.dtype)
     return (rounded - b) + (a - rounded)
+
+
+@lru_cache
+def round_to(x: float, dtype: torch.dtype, down: bool = False) -> float:
+    """x rounded to a float type, to nearest or down. Cached: a call of the loss asks for the same few each time."""
+    rounded = torch.tensor(x, dtype=dtype, device="cpu")
+    if down and rounded.item() > x:
+        rounded = rounded.nextafter(torch.tensor(-torch.inf, dtype=dtype, device="cpu"))
+    return rounded.item()
 
 
 def _log1p_quotient(numerator: Tensor | float, log_denominator: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 Micro-batches and workers each compute theirs; merged, they give what one call over all tokens would have given.
 """
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -37,15 +37,21 @@ class LossStats:
 
     def flatten(self) -> dict[str, Tensor]:
         """One flat dict, `sum/<name>` and `max/<name>`: the key's prefix says how to reduce the value."""
-        return {f"sum/{name}": x for name, x in self.sums.items()} | {f"max/{name}": x for name, x in self.maxima.items()}
+        sums = {f"sum/{name}": value for name, value in self.sums.items()}
+        return sums | {f"max/{name}": value for name, value in self.maxima.items()}
 
     @classmethod
-    def unflatten(cls, flat: dict[str, Tensor]) -> "LossStats":
-        """The inverse of `flatten`; other keys are ignored."""
-        return cls(
-            sums={key.removeprefix("sum/"): x for key, x in flat.items() if key.startswith("sum/")},
-            maxima={key.removeprefix("max/"): x for key, x in flat.items() if key.startswith("max/")},
-        )
+    def unflatten(cls, flat: Mapping[str, Tensor | float]) -> "LossStats":
+        """The inverse of `flatten`, of tensors or of numbers; other keys are ignored."""
+
+        def select(prefix: str) -> dict[str, Tensor]:
+            return {
+                key.removeprefix(prefix): torch.as_tensor(value, dtype=torch.float64)
+                for key, value in flat.items()
+                if key.startswith(prefix)
+            }
+
+        return cls(sums=select("sum/"), maxima=select("max/"))
 
     def summarize(self) -> dict[str, float]:
         """Named metrics, one device sync for all of them. Means over no tokens are 0.
@@ -85,7 +91,7 @@ def loss_stats(tokens: Tokens, verdict: Verdict, active: Tensor) -> LossStats:
     divergence = verdict.divergence
     if divergence is None:
         divergence = binary_divergence(tokens.log_prob, tokens.log_prob_old, "kl")
-    divergence = divergence.clamp(max=torch.finfo(divergence.dtype).max)  # chi2 can leave the float32 range
+    divergence = divergence.clamp(max=1e30)  # chi2 can leave the float range, and one such token would end all sums
 
     def total(x: Tensor) -> Tensor:
         return torch.where(live, x, 0).sum(dtype=torch.float64)
@@ -106,9 +112,3 @@ def loss_stats(tokens: Tokens, verdict: Verdict, active: Tensor) -> LossStats:
         },
         maxima={"log_ratio_abs_max": largest(log_ratio.abs()), "divergence_max": largest(divergence)},
     )
-
-
-def merge_all(stats: Iterable[LossStats]) -> LossStats:
-    """All of at least one LossStats, merged."""
-    first, *rest = stats
-    return first.merge(*rest)

@@ -1,8 +1,8 @@
 """A divergence seen through a partition of the vocabulary: group tokens into cells, compare the cells' masses.
 
 One layout serves all partitions: a last dimension of cell log-masses. With the anchor's K most likely tokens there are
-K+2 cells: those K; the sampled token (-inf in both policies when it is among the K); all the rest. The binary partition,
-{sampled token} against {all others}, is K = 0. A coarser partition never gives a larger divergence (data processing).
+K+2 cells: those K; the sampled token (-inf in both policies when it is among the K); all the rest. The binary
+partition, {sampled token} against {all others}, is K = 0. A coarser partition never gives a larger divergence.
 """
 
 import torch
@@ -29,12 +29,12 @@ def upcast(x: Tensor) -> Tensor:
 def binary_divergence(log_prob: Tensor, log_prob_old: Tensor, divergence: str | Divergence = "kl") -> Tensor:
     """Divergence of {sampled token, all others} between two policies, from the sampled token's log-probs.
 
-    D = p f(q/p) + (1-p) f((1-q)/(1-p)), with p under the anchor and q under the policy (DPPO, arXiv 2602.04879, eq. 12).
+    D = p f(q/p) + (1-p) f((1-q)/(1-p)), with p under the anchor and q under the policy (DPPO, arXiv 2602.04879).
     Relatively accurate as p -> 0, as p -> 1 and as q -> p.
 
     Args:
-        log_prob: ln q, in nats, <= 0, any shape.
-        log_prob_old: ln p, same shape.
+        log_prob: ln q, in nats, finite, any shape. Values above 0 count as 0.
+        log_prob_old: ln p, same shape and range.
         divergence: a name in `divergences.DIVERGENCES`, or an instance.
 
     Returns:
@@ -49,18 +49,16 @@ def binary_divergence(log_prob: Tensor, log_prob_old: Tensor, divergence: str | 
     log_ratio = log_prob - log_prob_old
     rest, rest_old = complement(log_prob), complement(log_prob_old)
 
-    # (rest - rest_old) / rest_old without subtracting near-equal masses. Where the rest loses most of its mass the
-    # quotient rounds to -1, and the masses are far apart: there their logs are accurate.
-    moved = torch.maximum(log_prob, log_prob_old).exp() * -torch.expm1(-log_ratio.abs())
-    growth = -log_ratio.sign() * moved / rest_old
+    gained = _gained(log_prob, log_prob_old, log_ratio)
+    # Where the others lose most of their mass the quotient rounds to -1; there the masses are far apart, and the
+    # difference of their logs is accurate.
+    growth = -gained / rest_old
     rest_log_ratio = torch.where(growth > -0.5, growth.log1p(), rest.log() - rest_old.log())
-    return divergence.term(log_prob_old, log_ratio) + divergence.term(rest_old.log(), rest_log_ratio)
+    return divergence.term(log_prob_old.exp(), gained, log_ratio) + divergence.term(rest_old, -gained, rest_log_ratio)
 
 
 @torch.no_grad()
-def cell_divergence(
-    cell_log_prob: Tensor, cell_log_prob_old: Tensor, divergence: str | Divergence = "tv"
-) -> Tensor:
+def cell_divergence(cell_log_prob: Tensor, cell_log_prob_old: Tensor, divergence: str | Divergence = "tv") -> Tensor:
     """Divergence between two policies over the cells of a partition: sum over cells of p f(q/p).
 
     Args:
@@ -81,7 +79,13 @@ def cell_divergence(
     divergence = get_divergence(divergence)
     dtype = torch.promote_types(upcast(cell_log_prob).dtype, cell_log_prob_old.dtype)
     new, old = upcast(cell_log_prob).to(dtype), upcast(cell_log_prob_old).to(dtype)
-    terms = divergence.term(old, new - old)
+    log_ratio = new - old
+    terms = divergence.term(old.exp(), _gained(new, old, log_ratio), log_ratio)
     # p f(q/p) -> q f'(inf) as p -> 0, and 0 where q is 0 too.
     from_nothing = torch.where(new == -torch.inf, 0.0, new.exp() * divergence.slope_at_infinity)
     return torch.where(old == -torch.inf, from_nothing, terms).sum(-1)
+
+
+def _gained(log_new: Tensor, log_old: Tensor, log_ratio: Tensor) -> Tensor:
+    """q - p without subtracting near-equal masses, and without the overflow of p (e^t - 1)."""
+    return torch.maximum(log_new, log_old).exp() * -torch.expm1(-log_ratio.abs()) * log_ratio.sign()

@@ -46,7 +46,7 @@ class Region(Protocol):
 
 @dataclass(frozen=True)
 class RatioInterval(Validated):
-    """Fixed interval 1 - eps_low <= r <= 1 + eps_high of the probability ratio (PPO, arXiv 1707.06347; DAPO, 2503.14476).
+    """Fixed interval 1 - eps_low <= r <= 1 + eps_high of the ratio (PPO, arXiv 1707.06347; DAPO, arXiv 2503.14476).
 
     Args:
         eps_low: how far the ratio may fall below 1, in (0, 1].
