@@ -46,24 +46,25 @@ class ProcessTree:
 
     def end(self, grace_seconds: float = 5.0) -> int:
         """Ends what is left of the tree and sweeps its shared memory; returns the main process's exit code."""
-        for stop in (psutil.Process.terminate, psutil.Process.kill):
+        for signum in (signal.SIGTERM, signal.SIGKILL):
             deadline = time.monotonic() + grace_seconds
-            while (left := self._alive()) and time.monotonic() < deadline:
-                for process in left:
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        stop(process)
-                psutil.wait_procs(left, timeout=0.5)
+            while self._alive(signum) and time.monotonic() < deadline:
+                time.sleep(0.1)
         code = self.main.wait()
         sweep_shared_memory(self._started)
         return code
 
-    def _alive(self) -> list[psutil.Process]:
-        if self.main.poll() is None:  # the main process first: it would start others anew
-            return [psutil.Process(self.main.pid), *self._descendants()]
-        return self._descendants()
-
-    def _descendants(self) -> list[psutil.Process]:
-        return [p for p in psutil.Process().children(recursive=True) if p not in self._others and p.pid != self.main.pid]
+    def _alive(self, signum: int) -> bool:
+        """Sends the signal to all that is left; false when nothing is."""
+        running = self.main.poll() is None
+        if running:
+            self.main.send_signal(signum)  # first: it would start others anew
+        left = [p for p in psutil.Process().children(recursive=True) if p not in self._others and p.pid != self.main.pid]
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signum)
+        psutil.wait_procs(left, timeout=0)  # reaps the orphans among them
+        return running or bool(left)
 
 
 def sweep_shared_memory(since: float) -> list[Path]:

@@ -17,6 +17,7 @@ from recipes.run_files import read_metrics
 COMMAND = ["python", "-m", "recipes.train", "method=band_kl", "name=my run"]
 CONFIG = {
     "name": "my run",
+    "chosen": {"method": "band_kl"},
     "seed": 3,
     "method": {"region": "divergence_ball", "divergence": "kl", "delta": 0.03, "anchor": "old"},
     "data": {"train_batch_size": 16},
@@ -101,12 +102,6 @@ def test_summary_says_what_was_run_and_where(tmp_path, without_plots):
         assert text in summary
     for name in ("torch", "verl", "vllm", "ray", "cores that the run may use"):
         assert re.search(rf"^- {name}: \S+", summary, re.MULTILINE)
-
-
-def test_method_and_model_come_from_the_default_name_when_the_command_is_silent(tmp_path, without_plots):
-    config = CONFIG | {"name": "clip-higher-tiny-20250102-030405"}
-    text, _ = report(write_run(tmp_path / "run", [step(1)], config), ["python", "-m", "recipes.train"])
-    assert "clip-higher on tiny, seed 3" in text
 
 
 def test_plots_are_drawn_and_linked(tmp_path):
@@ -235,8 +230,9 @@ def test_entropy_of_bypass_mode_is_found(tmp_path, without_plots):
 
 
 def test_names_are_not_taken_for_markup_and_lines_fit_the_terminal(tmp_path, without_plots):
-    run = write_run(tmp_path / ("long" * 20), [step(i, **{"val-core/[red]": 1.0}) for i in range(1, 21)])
-    text, _ = report(run, ["train", "method=[/bold]odd", "model=$x$"])
+    config = CONFIG | {"chosen": {"method": "[/bold]odd", "model": "$x$"}}
+    run = write_run(tmp_path / ("long" * 20), [step(i, **{"val-core/[red]": 1.0}) for i in range(1, 21)], config)
+    text, _ = report(run)
     assert "[/bold]odd on $x$" in text and "[red]: 1.000" in text
     assert all(len(line) <= 80 for line in text.splitlines() if not line.startswith("files:"))
     assert f"files: {run}/\n" in text  # in one piece, to be copied

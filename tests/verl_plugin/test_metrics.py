@@ -1,0 +1,64 @@
+"""Statistics survive verl's reduction over micro-batches, workers and mini-batches exactly."""
+
+import pytest
+import torch
+
+pytest.importorskip("verl")
+
+from verl.utils.metric import AggregationType, Metric, reduce_metrics  # noqa: E402
+
+from trustregion import PolicyLoss, TokenBatch  # noqa: E402
+from trustregion.verl_plugin.metrics import WithExactMetrics, pop_summary, to_scalars  # noqa: E402
+
+
+def token_batch(tokens: int, seed: int) -> TokenBatch:
+    rng = torch.Generator().manual_seed(seed)
+    old = -torch.rand(1, tokens, generator=rng) * 3
+    new = (old + torch.randn(1, tokens, generator=rng) * 0.5).clamp(max=0)
+    advantages = torch.randn(1, tokens, generator=rng)
+    return TokenBatch(new, old, advantages, torch.ones(1, tokens, dtype=torch.bool))
+
+
+def in_worker(loss: PolicyLoss, batch: TokenBatch) -> dict[str, Metric]:
+    """What verl's ppo_loss does with the metrics of a registered loss, inside our wrapper."""
+
+    def ppo_loss(model_output, data, dp_group=None):
+        scalars = to_scalars(loss(batch).metrics)
+        return torch.zeros(()), Metric.from_dict(scalars, aggregation=AggregationType.MEAN)
+
+    return WithExactMetrics(ppo_loss)(model_output=None, data=None)[1]
+
+
+def test_equal_to_one_call_over_all_tokens():
+    loss = PolicyLoss.from_preset("grpo")
+    sizes = [[[7, 60], [1, 30]], [[200, 3], [11, 5]]]  # mini-batch, worker, micro-batch: unequal on purpose
+    batches = [[[token_batch(n, seed=n) for n in worker] for worker in mini] for mini in sizes]
+
+    reported = {}
+    for mini in batches:
+        per_worker = []
+        for worker in mini:
+            merged: dict[str, Metric] = {}
+            for micro in worker:
+                for name, metric in in_worker(loss, micro).items():
+                    merged.setdefault(name, metric.init_list()).append(metric)
+            per_worker.append(merged)
+        for name in per_worker[0]:
+            reported.setdefault(f"actor/{name}", []).append(Metric.aggregate_dp([w[name] for w in per_worker]))
+    metrics = reduce_metrics({**reported, "actor/grad_norm": [1.0, 3.0]})
+    summary = pop_summary(metrics)
+
+    flat = [micro for mini in batches for worker in mini for micro in worker]
+    whole = TokenBatch(*(torch.cat([getattr(b, f) for b in flat], dim=1)
+                         for f in ("log_prob", "log_prob_old", "advantages", "response_mask")))
+    expected = loss(whole).metrics.summarize()
+    del expected["trust/tokens"]
+    assert expected["trust/clip_fraction"] > 0.05
+    assert summary == pytest.approx(expected, rel=1e-6)
+    assert metrics == {"actor/grad_norm": 2.0}  # nothing of ours is left, nothing of theirs is gone
+
+
+def test_names_do_not_trigger_verls_reduction_by_name():
+    names = to_scalars(PolicyLoss.from_preset("band_kl")(token_batch(5, 0)).metrics)
+    for name in names:
+        assert ("max" in name) == name.startswith("trust_max/") and "min" not in name
