@@ -14,7 +14,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.mo
 WEIGHTS_REMEDY = "Copy the model again, or save it with save_pretrained()"
 
 
-def check_parquet(path: str | os.PathLike, key: str = "data.train_files", prompt_key: str = "prompt") -> None:
+def check_parquet(path: str | os.PathLike | None, key: str = "data.train_files", prompt_key: str = "prompt") -> None:
     """Checks that `path` holds prompts as verl reads them.
 
     Args:
@@ -23,8 +23,10 @@ def check_parquet(path: str | os.PathLike, key: str = "data.train_files", prompt
         prompt_key: the column with the chat messages (verl's `data.prompt_key`).
 
     Raises:
-        UserError: no such file; not parquet, or damaged; a missing or ill-typed column; no rows.
+        UserError: no path; no such file; not parquet, or damaged; a missing or ill-typed column; no rows.
     """
+    if not path:
+        raise UserError(f"{key} is not set. Give a parquet file ({key}=...), or choose one of the data=... presets.")
     file = Path(path).expanduser()
     said = f"{key}={path}"
     if file.is_dir():
@@ -50,7 +52,7 @@ def check_parquet(path: str | os.PathLike, key: str = "data.train_files", prompt
         raise UserError(f"{said}: the file has no rows. Write at least one prompt.")
 
 
-def check_model_folder(path: str | os.PathLike, key: str = "model.path") -> None:
+def check_model_folder(path: str | os.PathLike | None, key: str = "model.path") -> None:
     """Checks that `path` is a Hugging Face model folder with config, tokenizer and whole weights.
 
     Args:
@@ -58,8 +60,10 @@ def check_model_folder(path: str | os.PathLike, key: str = "model.path") -> None
         key: the configuration key that the path came from, for the message.
 
     Raises:
-        UserError: no such folder, or what is missing or damaged in it.
+        UserError: no path, no such folder, or what is missing or damaged in it.
     """
+    if not path:
+        raise UserError(f"{key} is not set. Give the folder of a model ({key}=...), or choose one of the model=... presets.")
     folder = Path(path).expanduser()
     said = f"{key}={path}"
     if not folder.is_dir():

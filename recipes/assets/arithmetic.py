@@ -1,0 +1,104 @@
+"""Sums of small numbers as a verl data set, each with its right answer: generated, seeded, no download.
+
+Two wordings: `chain` (`3+4+5=`) for the tiny model, `calculate` (`Calculate 3 + 4.`) for pretrained ones; recipes/rewards.py
+scores either. reasoning-gym's `chain_sum` makes the same sums, but it draws train and test with replacement (with numbers
+this small most test prompts would be trained on), and it installs ten exactly pinned packages, some built from C source.
+"""
+
+import os
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet as parquet
+
+from recipes.assets.folders import build_once
+from recipes.errors import UserError
+
+VERSION = 1
+SCHEMA = pyarrow.schema(
+    {
+        "data_source": pyarrow.string(),
+        "prompt": pyarrow.list_(pyarrow.struct({"role": pyarrow.string(), "content": pyarrow.string()})),
+        "ability": pyarrow.string(),
+        "reward_model": pyarrow.struct({"style": pyarrow.string(), "ground_truth": pyarrow.string()}),
+        "extra_info": pyarrow.struct({"split": pyarrow.string(), "index": pyarrow.int64()}),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Wording:
+    data_source: str  # what recipes/rewards.py chooses its rule by
+    prompt: str
+    plus: str
+
+    def ask(self, numbers: tuple[int, ...]) -> str:
+        return self.prompt.format(self.plus.join(map(str, numbers)))
+
+
+WORDINGS = {
+    "chain": Wording("arithmetic/chain", prompt="{}=", plus="+"),
+    "calculate": Wording("arithmetic/calculate", prompt="Calculate {}.", plus=" + "),
+}
+
+
+def prepare(
+    folder: str | os.PathLike,
+    seed: int = 0,
+    wording: str = "chain",
+    terms: int = 3,
+    numbers: int = 10,
+    train_size: int = 872,
+    test_size: int = 128,
+) -> Path:
+    """Writes `train.parquet` and `test.parquet`, which share no prompt, unless they are there already.
+
+    Args:
+        folder: where they go.
+        seed: chooses which sums, and which of them are for the test. The same arguments give the same bytes.
+        wording: `chain` or `calculate`.
+        terms: numbers in each sum.
+        numbers: how many different numbers there are, counted from 0 (10: one digit).
+        train_size, test_size: rows.
+
+    Raises:
+        UserError: arguments that no data set can have; `folder` holds something else or cannot be written.
+    """
+    recipe = {
+        "name": "arithmetic", "version": VERSION, "seed": seed, "wording": wording, "terms": terms, "numbers": numbers,
+        "train_size": train_size, "test_size": test_size,
+    }  # fmt: skip
+    if wording not in WORDINGS:
+        raise UserError(f"data.prepare.wording={wording}: there is no such wording. Choose one of {', '.join(WORDINGS)}.")
+    for name, least in {"terms": 2, "numbers": 2, "train_size": 1, "test_size": 1}.items():
+        if not isinstance(recipe[name], int) or recipe[name] < least:
+            raise UserError(f"data.prepare.{name}={recipe[name]}: must be a whole number >= {least}.")
+    if train_size + test_size > numbers**terms:
+        raise UserError(
+            f"data.prepare.train_size={train_size} and test_size={test_size}: only {numbers**terms} different sums of {terms} "
+            f"terms below {numbers} exist. Ask for fewer rows, or raise data.prepare.terms or data.prepare.numbers."
+        )
+    return build_once(folder, recipe, lambda part: _write(part, seed, WORDINGS[wording], terms, numbers, train_size, test_size))
+
+
+def _write(folder: Path, seed: int, wording: Wording, terms: int, numbers: int, train_size: int, test_size: int) -> None:
+    drawn = random.Random(seed).sample(range(numbers**terms), train_size + test_size)
+    for split, codes in {"train": drawn[:train_size], "test": drawn[train_size:]}.items():
+        rows = [_row(wording, _digits(code, terms, numbers), split, index) for index, code in enumerate(codes)]
+        parquet.write_table(pyarrow.Table.from_pylist(rows, SCHEMA), folder / f"{split}.parquet")
+
+
+def _digits(code: int, length: int, base: int) -> tuple[int, ...]:
+    return tuple(code // base**place % base for place in range(length))
+
+
+def _row(wording: Wording, numbers: tuple[int, ...], split: str, index: int) -> dict:
+    return {
+        "data_source": wording.data_source,
+        "prompt": [{"role": "user", "content": wording.ask(numbers)}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": str(sum(numbers))},
+        "extra_info": {"split": split, "index": index},
+    }
