@@ -32,6 +32,7 @@ def register_resolvers():
     OmegaConf.register_new_resolver("verl_config_dir", lambda: str(verl_configs), replace=True)
     OmegaConf.register_new_resolver("configs_dir", lambda: str(CONFIGS), replace=True)
     OmegaConf.register_new_resolver("equal", lambda a, b: a == b, replace=True)
+    OmegaConf.register_new_resolver("add", lambda a, b: a + b, replace=True)
 
 
 def compose(overrides: list[str]) -> DictConfig:

@@ -60,9 +60,11 @@ def _manifest(folder: Path) -> dict | None:
 
 def _replace(folder: Path, recipe: dict, build: Callable[[Path], None]) -> None:
     _refuse_foreign(folder)
-    for left in folder.parent.glob(f".{folder.name}.*.part"):  # of a process that was killed: the lock is ours
-        shutil.rmtree(left, ignore_errors=True)
-    part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent))
+    prefix, suffix = f".{folder.name}.", ".part"
+    for left in folder.parent.iterdir():  # of a process that was killed: whoever holds the lock is alone
+        if left.name.startswith(prefix) and left.name.endswith(suffix) and "." not in left.name[len(prefix) : -len(suffix)]:
+            shutil.rmtree(left, ignore_errors=True)
+    part = Path(tempfile.mkdtemp(prefix=prefix, suffix=suffix, dir=folder.parent))
     try:
         part.chmod(0o755)  # mkdtemp gives 0o700
         build(part)
@@ -70,7 +72,7 @@ def _replace(folder: Path, recipe: dict, build: Callable[[Path], None]) -> None:
         (part / MANIFEST).write_text(json.dumps({"recipe": recipe, "files": files}, indent=1) + "\n", encoding="utf-8")
         if folder.exists():
             # A folder that is not empty cannot be renamed over: the old one steps aside first.
-            os.replace(folder, old := part.with_name(f".{folder.name}.old.part"))
+            os.replace(folder, old := part.with_name(f"{prefix}old{suffix}"))
             os.replace(part, folder)
             shutil.rmtree(old, ignore_errors=True)
         else:

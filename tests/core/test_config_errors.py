@@ -5,8 +5,19 @@ import re
 from dataclasses import dataclass
 
 import pytest
+import yaml
 
-from trustregion import Clip, ConfigError, DivergenceBall, Mask, MethodConfig, PolicyLoss, RatioInterval, load_preset
+from trustregion import (
+    Clip,
+    ConfigError,
+    DivergenceBall,
+    Mask,
+    MethodConfig,
+    PolicyLoss,
+    RatioInterval,
+    load_preset,
+    presets,
+)
 from trustregion.presets import read_preset
 
 BALL = {"region": "divergence_ball", "divergence": "kl", "delta": 0.05, "surrogate": "clip"}
@@ -184,6 +195,10 @@ def test_overrides_go_by_field_name():
         PolicyLoss.from_preset("band_kl", delta=-0.1)
 
 
-def test_presets_are_plain_data():
+def test_presets_are_plain_data_and_run_no_code(tmp_path, monkeypatch):
     assert read_preset("band_kl")["delta"] == 0.05
-    assert all(isinstance(value, (str, float)) for value in read_preset("band_kl").values())
+    assert all(isinstance(value, str | float) for value in read_preset("band_kl").values())
+    (tmp_path / "trap.yaml").write_text("region: !!python/object/apply:os.getcwd []\n")
+    monkeypatch.setattr(presets, "_FOLDERS", (tmp_path,))
+    with pytest.raises(yaml.YAMLError, match="python/object/apply"):
+        load_preset("trap")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trustregion import PolicyLoss, TokenBatch, preset_names
+from trustregion import PolicyLoss, RatioInterval, TokenBatch, preset_names
 
 from .helpers import gradient, random_tokens
 
@@ -64,6 +64,18 @@ def test_a_fully_masked_batch_gives_zero(preset):
     grad, out = gradient(PolicyLoss.from_preset(preset), nothing, nothing, nothing, torch.zeros(2, 3))
     assert (out.token_loss == 0).all() and (grad == 0).all() and not out.active.any()
     assert set(out.metrics.summarize().values()) == {0.0}
+
+
+def test_masked_positions_are_zero_whatever_the_surrogate():
+    class Likelihood:
+        needs_interval = False
+
+        def __call__(self, tokens, verdict):
+            return -tokens.log_prob, torch.ones_like(tokens.live)
+
+    x = torch.full((1, 2), -3.0)
+    grad, out = gradient(PolicyLoss(RatioInterval(0.2, 0.2), Likelihood()), x, x, x, torch.tensor([[1, 0]]))
+    assert out.token_loss.tolist() == [[3.0, 0.0]] and grad.tolist() == [[-1.0, 0.0]]
 
 
 @pytest.mark.parametrize("preset", PRESETS)

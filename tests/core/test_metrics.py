@@ -18,7 +18,7 @@ def batch_of(tokens, mask) -> TokenBatch:
 @pytest.mark.parametrize("preset", preset_names())
 def test_any_split_merges_to_the_whole(preset):
     loss = PolicyLoss.from_preset(preset)
-    tokens = [x.reshape(24, 50) for x in random_tokens(1200, seed=0)]
+    tokens = [x.reshape(24, 50) for x in random_tokens(1200, seed=0, dtype=torch.float32)]
     mask = (torch.arange(50) < torch.randint(0, 51, (24, 1), generator=torch.Generator().manual_seed(0))).long()
     whole = loss(batch_of(tokens, mask)).metrics.summarize()
     assert whole["trust/tokens"] == mask.sum() and whole["trust/clip_fraction"] > 0

@@ -1,0 +1,56 @@
+"""What the loop promises beyond running; minutes each (`make test-long`)."""
+
+import json
+
+import pytest
+
+from trustregion import preset_names
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]
+TIMING = ("timing", "perf/", "throughput")
+
+
+@pytest.mark.parametrize("method", preset_names())
+def test_with_learning_rate_0_nothing_is_clipped(train, method):
+    run = train(f"method={method}", "actor_rollout_ref.actor.optim.lr=0", "trainer.total_training_steps=3")
+    assert run.column("trust/clip_fraction") == [0.0] * 3
+    assert max(run.column("trust/log_ratio_abs_max")) < 1e-5  # several mini-batches, and with anchor=rollout two engines
+
+
+def test_same_seed_twice_is_bitwise_the_same(train):
+    first, second = (train("trainer.total_training_steps=5", name=name) for name in ("first", "second"))
+    for a, b in zip(first.rows, second.rows, strict=True):
+        keys = [key for key in a if not any(part in key for part in TIMING)]
+        assert len(keys) > 60
+        assert {key: a[key] for key in keys} == {key: b[key] for key in keys}
+    samples = sorted((first.folder / "samples").glob("*.jsonl"))
+    assert len(samples) == 5
+    for path in samples:
+        assert path.read_text() == (second.folder / "samples" / path.name).read_text()
+
+
+def test_two_workers_compute_what_one_computes(train):
+    one_update = "actor_rollout_ref.actor.ppo_mini_batch_size=16"  # so that the first update sees the same sequences
+    runs = [train(one_update, "trainer.total_training_steps=2", f"cluster.workers={n}", name=f"w{n}") for n in (1, 2)]
+
+    def responses(run):
+        return sorted(json.loads(line)["output"] for line in (run.folder / "samples" / "1.jsonl").open())
+
+    assert responses(runs[0]) == responses(runs[1])
+    for key in ("actor/pg_loss", "actor/grad_norm"):
+        one, two = (run.rows[0][key] for run in runs)
+        assert two == pytest.approx(one, rel=1e-5), key
+
+
+def test_two_workers_learn(train):
+    run = train("cluster.workers=2", "trainer.total_training_steps=30")
+    rewards = run.column("critic/rewards/mean")
+    assert sum(rewards[-5:]) / 5 - sum(rewards[:5]) / 5 > 0.1
+    assert max(run.column("training/rollout_probs_diff_mean")) < 1e-5
+
+
+def test_pretrained_model_with_a_real_vocabulary(train):
+    run = train("model=smollm2_135m")
+    rewards = run.column("critic/rewards/mean")
+    assert 0.4 <= sum(rewards) / len(rewards) <= 0.75
+    assert max(run.column("training/rollout_probs_diff_mean")) < 1e-4

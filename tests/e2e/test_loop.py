@@ -1,0 +1,59 @@
+"""The real loop: Ray driver, vLLM rollouts, FSDP2 on gloo, weight sync, on this machine's CPU."""
+
+import signal
+import time
+
+import pytest
+from conftest import leftovers
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+DIFFERENCE = "training/rollout_probs_diff_mean"
+
+
+def test_trains_shows_progress_and_leaves_a_run_folder(train):
+    run = train("trainer.total_training_steps=4")
+    rows = run.rows
+    assert len(rows) == 4
+    for row in rows:
+        assert row[DIFFERENCE] < 1e-5  # vLLM samples with the weights that the actor has
+        assert 0 < row["critic/rewards/mean"] < 1 and row["actor/entropy"] > 0 and row["actor/grad_norm"] > 0
+        assert row["trust/log_ratio_abs_max"] > 1e-3 and 0 <= row["trust/clip_fraction"] < 0.5
+    for name in ("config.yaml", "summary.md", "dynamics.png", "log.txt"):
+        assert (run.folder / name).stat().st_size > 100, name
+    assert len(list((run.folder / "samples").glob("*.jsonl"))) == 4
+    assert "4/4" in run.output and "reward" in run.output and str(run.folder) in run.output.replace("\n", "")
+    assert "pid=" not in run.output and len(run.output.splitlines()) < 50  # the chatter is in log.txt
+    assert leftovers() == []
+
+
+def test_without_weight_sync_the_probability_check_fails(train):
+    extension = "actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls=unsynced.UnsyncedWorkerExtension"
+    run = train("trainer.total_training_steps=3", extension, env={"PYTHONPATH": str(__file__).rsplit("/", 1)[0]})
+    synced, *stale = run.column(DIFFERENCE)
+    assert synced < 1e-5 and min(stale) > 1e-3
+
+
+def test_killed_engine_ends_the_run_with_its_name(start):
+    run = start("trainer.total_training_steps=100")
+    run.wait_for_steps(2)
+    run.child("EngineCore").kill()
+    killed = time.monotonic()
+    run.wait(timeout=90)
+    assert time.monotonic() - killed < 60
+    assert run.process.returncode == 2
+    assert "vLLM server 0_0 at" in run.output and "is dead" in run.output and "To start again:" in run.output
+    assert len(run.rows) >= 2 and leftovers() == []
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_interrupt_keeps_the_steps_and_says_how_to_start_again(start, signum):
+    run = start("trainer.total_training_steps=100")
+    if signum == signal.SIGINT:
+        run.wait_for_steps(1)
+    else:
+        time.sleep(20)  # while Ray and vLLM are starting
+    run.process.send_signal(signum)
+    run.wait(timeout=60)
+    assert run.process.returncode == 128 + signum
+    assert "To start again:\n  python -m recipes.train" in run.output
+    assert len(run.rows) >= (signum == signal.SIGINT) and leftovers() == []
