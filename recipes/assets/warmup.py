@@ -81,7 +81,7 @@ def warm_up(
 
 def _learning_rate(step: int, steps: int) -> float:
     """Factor on the learning rate: up within 20 steps, then down to a tenth."""
-    return min(1.0, (step + 1) / 20) * (1 - 0.9 * step / steps)
+    return min(1.0, (step + 1) / 20) * (1 - 0.9 * step / max(1, steps))
 
 
 def _batch(tokenizer: PreTrainedTokenizerBase, prompts: list[str], answers: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -98,7 +98,7 @@ def _batch(tokenizer: PreTrainedTokenizerBase, prompts: list[str], answers: list
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """The sums inside a matrix product are split by thread: another number of threads, other last digits."""
+    """Matrices this small gain nothing from threads, and on busy cores threads that wait for one another cost minutes."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -30,7 +30,7 @@ def test_each_sum_has_its_answer_and_no_test_sum_is_trained_on(tmp_path, argumen
             assert answer == str(sum(map(int, expression.split("+"))))
             assert row["extra_info"] == {"split": split, "index": index}
             assert compute_score(row["data_source"], f"{expression}={answer}", answer) == 1.0
-            assert compute_score(row["data_source"], f"{expression}={answer}0", answer) == 0.0
+            assert compute_score(row["data_source"], f"{expression}={int(answer) + 1}", answer) == 0.0
 
 
 def test_the_seed_decides_every_byte(tmp_path):

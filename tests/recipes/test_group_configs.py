@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pyarrow.parquet as parquet
 import pytest
 from hydra.utils import instantiate
 from transformers import AutoTokenizer
@@ -37,8 +38,6 @@ def test_data_is_made_where_training_looks_for_it_and_fits(tmp_path, data):
     for key in ("train_files", "val_files"):
         check_parquet(config.data[key], f"data.{key}")
     if data == "arithmetic":
-        import pyarrow.parquet as parquet
-
         tokenizer = tiny_tokenizer(512)
         rows = parquet.read_table(config.data.train_files).to_pylist()
         lengths = [len(tokenizer.apply_chat_template(r["prompt"], add_generation_prompt=True, return_dict=False)) for r in rows]

@@ -45,9 +45,10 @@ def test_tokenizer_writes_any_text_and_marks_turns(folder):
 
 
 def test_the_seed_decides_every_weight_and_nothing_else_changes(folder, tmp_path, capfd):
+    torch.manual_seed(12345)  # whatever the caller did before
     random_before, torch_before = random.getstate(), torch.get_rng_state()
     threads = torch.get_num_threads()
-    torch.set_num_threads(2)  # on another machine
+    torch.set_num_threads(2)
     try:
         same = prepare(tmp_path / "same", seed=7, warmup_steps=3)
         assert torch.get_num_threads() == 2
