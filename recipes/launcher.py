@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 from rich.console import Console
@@ -63,7 +64,12 @@ def prepare(config: DictConfig, console: Console):
         recipe = config[group].get("prepare")
         if recipe is not None:
             with console.status(f"preparing {group} ..."):
-                instantiate(recipe)
+                try:
+                    instantiate(recipe)
+                except InstantiationException as error:
+                    if isinstance(error.__cause__, UserError):
+                        raise error.__cause__ from None
+                    raise
     with open_dict(config):
         config.data.pop("prepare", None)  # verl owns this node and knows nothing of it
 

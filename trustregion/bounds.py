@@ -11,8 +11,9 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from trustregion.divergences import ClosedForm, Divergence, NewtonSolved, get_divergence, round_to
-from trustregion.partitions import complement, upcast
+from trustregion.divergences import ClosedForm, Divergence, NewtonSolved, get_divergence
+from trustregion.numerics import at_most, complement
+from trustregion.partitions import upcast
 
 # From the start that KL gives, four steps reach float64's last digits for delta from 1e-12 up and every p; a fixed
 # number of them needs no device sync.
@@ -61,8 +62,8 @@ def interval(
     else:
         log_lower, log_upper = _solve(divergence, log_p, delta_low, delta_high)
 
-    vanishes = _at_most(log_p, divergence.saturation(delta_low)[0])
-    fills = _at_most(-log_p, -divergence.saturation(delta_high)[1])
+    vanishes = at_most(log_p, divergence.saturation(delta_low)[0])
+    fills = at_most(-log_p, -divergence.saturation(delta_high)[1])
     log_lower = torch.where(vanishes, -torch.inf, log_lower)
     log_upper = torch.where(fills, -log_p, log_upper)
     # Rounding must put neither bound on the wrong side of 1, nor the upper one above 1/p.
@@ -111,11 +112,6 @@ def _move(z: Tensor, grow: Tensor, shrink: Tensor, log_grow: Tensor) -> tuple[Te
         torch.where(moved < grow, torch.log1p(moved / grow), (grow + moved).log() - log_grow),
     )
     return moved, x
-
-
-def _at_most(x: Tensor, limit: float) -> Tensor:
-    """x <= limit, exactly: compared as it is, the limit would first be rounded to x's dtype, up or down."""
-    return x <= round_to(limit, x.dtype, down=True)
 
 
 def _check_above(name: str, value: float, above: float) -> None:

@@ -6,11 +6,12 @@ bounds of its trust region saturate; and either these bounds in closed form or w
 """
 
 import math
-from functools import lru_cache
 from typing import ClassVar
 
 import torch
 from torch import Tensor
+
+from trustregion.numerics import complement, difference, exp_minus_tangent, log1p_quotient
 
 
 class Divergence:
@@ -65,7 +66,7 @@ class KL(NewtonSolved):
 
     def term(self, mass: Tensor, gained: Tensor, log_ratio: Tensor) -> Tensor:
         far = gained - mass * log_ratio  # cancels to nothing as the log-ratio goes to 0
-        return torch.where(log_ratio.abs() < 1, mass * _exp_minus_tangent(log_ratio), far)
+        return torch.where(log_ratio.abs() < 1, mass * exp_minus_tangent(log_ratio), far)
 
     def saturation(self, delta: float) -> tuple[float, float]:
         return -math.inf, math.inf
@@ -93,11 +94,11 @@ class TV(ClosedForm):
 
     def log_lower(self, log_prob_old: Tensor, delta: float) -> Tensor:
         fall = delta * (-log_prob_old).exp()
-        remaining = -torch.expm1(_difference(math.log(delta), log_prob_old))  # 1 - delta/p, accurate as it goes to 0
+        remaining = -torch.expm1(difference(math.log(delta), log_prob_old))  # 1 - delta/p, accurate as it goes to 0
         return torch.where(fall < 0.5, torch.log1p(-fall), remaining.log())
 
     def log_upper(self, log_prob_old: Tensor, delta: float) -> Tensor:
-        return _log1p_quotient(delta, log_prob_old)
+        return log1p_quotient(delta, log_prob_old)
 
 
 class Chi2(ClosedForm):
@@ -117,47 +118,17 @@ class Chi2(ClosedForm):
         fall = self._scaled_root(log_prob_old, delta) * (-0.5 * log_prob_old).exp()
         # 1 - a = (1 - a^2) / (1 + a), and 1 - a^2 = (1 + delta)(1 - p_saturated/p): accurate as it goes to 0.
         log_saturated, _ = self.saturation(delta)
-        remaining = (1 + delta) * -torch.expm1(_difference(log_saturated, log_prob_old)) / (1 + fall)
+        remaining = (1 + delta) * -torch.expm1(difference(log_saturated, log_prob_old)) / (1 + fall)
         return torch.where(fall < 0.5, torch.log1p(-fall), remaining.log())
 
     def log_upper(self, log_prob_old: Tensor, delta: float) -> Tensor:
-        return _log1p_quotient(self._scaled_root(log_prob_old, delta), 0.5 * log_prob_old)
+        return log1p_quotient(self._scaled_root(log_prob_old, delta), 0.5 * log_prob_old)
 
     @staticmethod
     def _scaled_root(log_prob_old: Tensor, delta: float) -> Tensor:
-        # a sqrt(p) = sqrt(delta (1-p)). The float32 floor of complement masses is too coarse here: at p = 1 the root
-        # would turn it into a bound of 5e-4 where the limit is 0. Nothing divides by this one, so a finer one is safe.
-        return (delta * (-torch.expm1(log_prob_old)).clamp(min=2.0**-53)).sqrt()
-
-
-def _exp_minus_tangent(t: Tensor) -> Tensor:
-    """e^t - 1 - t for |t| <= 1 to rounding, by its Taylor series."""
-    last = 20 if t.dtype == torch.float64 else 12
-    series = torch.ones_like(t)
-    for n in range(last, 2, -1):
-        series = 1 + series * t / n
-    return 0.5 * t * t * series
-
-
-def _difference(a: float, b: Tensor) -> Tensor:
-    """a - b for b close to a, where rounding a to b's dtype first would lose the difference."""
-    rounded = round_to(a, b.dtype)
-    return (rounded - b) + (a - rounded)
-
-
-@lru_cache
-def round_to(x: float, dtype: torch.dtype, down: bool = False) -> float:
-    """x rounded to a float type, to nearest or down. Cached: a call of the loss asks for the same few each time."""
-    rounded = torch.tensor(x, dtype=dtype, device="cpu")
-    if down and rounded.item() > x:
-        rounded = rounded.nextafter(torch.tensor(-torch.inf, dtype=dtype, device="cpu"))
-    return rounded.item()
-
-
-def _log1p_quotient(numerator: Tensor | float, log_denominator: Tensor) -> Tensor:
-    """ln(1 + a/b) from a and ln b, where b may be too small for the float range."""
-    quotient = numerator * (-log_denominator).exp()
-    return torch.where(quotient < 1, quotient.log1p(), (log_denominator.exp() + numerator).log() - log_denominator)
+        # a sqrt(p) = sqrt(delta (1-p)). The root magnifies the floor of complement masses: where delta is large it is
+        # lowered, so that at p = 1, where the limit is 0, the bound is at most 1e-4.
+        return (delta * complement(log_prob_old, at_most=0.99e-8 / delta)).sqrt()
 
 
 DIVERGENCES: dict[str, Divergence] = {divergence.name: divergence for divergence in (KL(), TV(), Chi2())}

@@ -9,16 +9,7 @@ import torch
 from torch import Tensor
 
 from trustregion.divergences import Divergence, get_divergence
-
-# A float32 log-prob of exactly 0 is common, and hides a complement mass of up to half an ulp: below the floor, the mass
-# 1 - p of all other tokens is rounding error.
-COMPLEMENT_FLOOR = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
-
-
-def complement(log_prob: Tensor) -> Tensor:
-    """Mass 1 - p of all other tokens, from the sampled token's log-prob, floored at half an ulp of 1. Any shape."""
-    return (-torch.expm1(log_prob)).clamp(min=COMPLEMENT_FLOOR[log_prob.dtype])
-
+from trustregion.numerics import complement
 
 def upcast(x: Tensor) -> Tensor:
     """At least float32, detached."""

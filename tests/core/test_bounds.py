@@ -99,6 +99,16 @@ def test_saturation_is_decided_exactly(divergence, dtype):
                     assert bounds[1] == -log_prob.item(), (delta, log_prob, bounds)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "log_probs"), [(torch.float32, (-89, -95, -110, -500)), (torch.float64, (-740, -2000))]
+)
+@pytest.mark.parametrize("divergence", DIVERGENCES)
+def test_upper_bounds_survive_masses_below_the_float_range(divergence, dtype, log_probs):
+    for log_prob in log_probs:
+        log_upper = ours(divergence, 0.05, log_prob, dtype)[1]
+        assert log_upper == pytest.approx(float(exact_bounds(divergence, 0.05, log_prob)[1]), rel=BAR[dtype])
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, *DTYPES])
 @pytest.mark.parametrize("divergence", DIVERGENCES)
 def test_bounds_are_never_nan(divergence, dtype):

@@ -120,6 +120,18 @@ def test_log_probs_slightly_above_zero_count_as_zero_but_keep_their_gradient(pre
 
 
 @pytest.mark.parametrize("preset", PRESETS)
+def test_rounding_noise_of_a_certain_token_is_no_move(preset):
+    """A float32 log-prob of 0 says that 1 - p is below 3e-8, not that it is 0."""
+    ulp = 2.0**-24
+    log_prob_old = torch.tensor([[0.0, 0.0, -ulp, -2 * ulp]])
+    log_prob = torch.tensor([[-ulp, -4 * ulp, 0.0, -ulp]])
+    for advantage in (1.0, -1.0):
+        _, out = gradient(PolicyLoss.from_preset(preset), log_prob, log_prob_old, torch.full_like(log_prob, advantage))
+        assert out.active.all()
+        assert out.metrics.summarize()["trust/divergence_max"] < 1e-5
+
+
+@pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_decides_like_float32_on_the_same_values(preset, dtype):
     rounded = [x.clamp(-40, 40).to(dtype) for x in random_tokens(5000, seed=1)]

@@ -77,8 +77,14 @@ def train(start):
     return lambda *overrides, **kwargs: start(*overrides, **kwargs).wait().ok()
 
 
-def leftovers() -> list[str]:
-    """Processes and shared-memory segments of runs that are no more."""
-    processes = [p.info["cmdline"] for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"]]
-    left = [" ".join(cmdline)[:100] for cmdline in processes if any(name in " ".join(cmdline) for name in OURS)]
+@pytest.fixture
+def leftovers():
+    """leftovers() -> processes and shared-memory segments that appeared during the test and are still there."""
+    before = set(_processes_and_segments())
+    return lambda: sorted(set(_processes_and_segments()) - before)
+
+
+def _processes_and_segments() -> list[str]:
+    processes = [(p.pid, " ".join(p.info["cmdline"] or [])) for p in psutil.process_iter(["cmdline"])]
+    left = [f"{pid} {cmdline[:100]}" for pid, cmdline in processes if any(name in cmdline for name in OURS)]
     return left + [str(p) for pattern in ("psm_*", "verl_weights_*") for p in Path("/dev/shm").glob(pattern)]

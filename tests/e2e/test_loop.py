@@ -4,13 +4,12 @@ import signal
 import time
 
 import pytest
-from conftest import leftovers
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 DIFFERENCE = "training/rollout_probs_diff_mean"
 
 
-def test_trains_shows_progress_and_leaves_a_run_folder(train):
+def test_trains_shows_progress_and_leaves_a_run_folder(train, leftovers):
     run = train("trainer.total_training_steps=4")
     rows = run.rows
     assert len(rows) == 4
@@ -33,7 +32,7 @@ def test_without_weight_sync_the_probability_check_fails(train):
     assert synced < 1e-5 and min(stale) > 1e-3
 
 
-def test_killed_engine_ends_the_run_with_its_name(start):
+def test_killed_engine_ends_the_run_with_its_name(start, leftovers):
     run = start("trainer.total_training_steps=100")
     run.wait_for_steps(2)
     run.child("EngineCore").kill()
@@ -46,7 +45,7 @@ def test_killed_engine_ends_the_run_with_its_name(start):
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_interrupt_keeps_the_steps_and_says_how_to_start_again(start, signum):
+def test_interrupt_keeps_the_steps_and_says_how_to_start_again(start, leftovers, signum):
     run = start("trainer.total_training_steps=100")
     if signum == signal.SIGINT:
         run.wait_for_steps(1)

@@ -1,0 +1,51 @@
+"""Elementary functions where the obvious formula cancels, overflows or rounds the wrong way."""
+
+import math
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+# A float32 log-prob of exactly 0 is common, and hides a complement mass of up to half an ulp: below the floor, the mass
+# 1 - p of all other tokens is rounding error.
+COMPLEMENT_FLOOR = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
+
+
+def complement(log_prob: Tensor, at_most: float = math.inf) -> Tensor:
+    """Mass 1 - p of all other tokens, floored at half an ulp of 1 (`at_most`: or at this, where it is less)."""
+    return (-torch.expm1(log_prob)).clamp(min=min(COMPLEMENT_FLOOR[log_prob.dtype], at_most))
+
+
+def exp_minus_tangent(t: Tensor) -> Tensor:
+    """e^t - 1 - t for |t| <= 1 to rounding, by its Taylor series."""
+    last = 20 if t.dtype == torch.float64 else 12
+    series = torch.ones_like(t)
+    for n in range(last, 2, -1):
+        series = 1 + series * t / n
+    return 0.5 * t * t * series
+
+
+def log1p_quotient(numerator: Tensor | float, log_denominator: Tensor) -> Tensor:
+    """ln(1 + a/b) from a and ln b, where b may be too small for the float range."""
+    quotient = numerator * (-log_denominator).exp()
+    return torch.where(quotient < 1, quotient.log1p(), (log_denominator.exp() + numerator).log() - log_denominator)
+
+
+def difference(a: float, b: Tensor) -> Tensor:
+    """a - b for b close to a, where rounding a to b's dtype first would lose the difference."""
+    rounded = _round(a, b.dtype)
+    return (rounded - b) + (a - rounded)
+
+
+def at_most(x: Tensor, limit: float) -> Tensor:
+    """x <= limit, exactly: compared as it is, the limit would first be rounded to x's dtype, up or down."""
+    return x <= _round(limit, x.dtype, down=True)
+
+
+@lru_cache
+def _round(x: float, dtype: torch.dtype, down: bool = False) -> float:
+    """x rounded to a float type, to nearest or down. Cached: a call of the loss asks for the same few each time."""
+    rounded = torch.tensor(x, dtype=dtype, device="cpu")
+    if down and rounded.item() > x:
+        rounded = rounded.nextafter(torch.tensor(-torch.inf, dtype=dtype, device="cpu"))
+    return rounded.item()
