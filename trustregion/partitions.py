@@ -11,6 +11,7 @@ from torch import Tensor
 from trustregion.divergences import Divergence, get_divergence
 from trustregion.numerics import complement
 
+
 def upcast(x: Tensor) -> Tensor:
     """At least float32, detached."""
     return x.detach().to(torch.promote_types(x.dtype, torch.float32))
