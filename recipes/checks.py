@@ -35,6 +35,8 @@ def check_files(config: DictConfig):
         check_model_folder(model)
     for key in ("train_files", "val_files"):
         files = config.data[key]
+        if not files:
+            raise UserError(f"data.{key} is not set. Give a parquet file (data.{key}=...), or choose one of the data=... presets.")
         for path in [files] if isinstance(files, str) else files:
             check_parquet(path, f"data.{key}", config.data.prompt_key)
 

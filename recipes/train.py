@@ -18,8 +18,9 @@ from omegaconf import DictConfig, OmegaConf
 from recipes.checks import check
 from recipes.errors import UserError
 from recipes.launcher import launch
+from trustregion.presets import configs_folder
 
-CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+CONFIGS = configs_folder()
 
 
 def register_resolvers():

@@ -9,8 +9,8 @@ from trustregion.config import MethodConfig, unknown_name
 from trustregion.fields import ConfigError
 
 _PACKAGE = Path(__file__).resolve().parent
-# An installed wheel carries the presets inside the package; a checkout has them beside it.
-_FOLDERS = (_PACKAGE / "configs" / "method", _PACKAGE.parent / "configs" / "method")
+# An installed wheel carries the YAML files inside the package; a checkout has them beside it.
+_FOLDERS = (_PACKAGE / "configs", _PACKAGE.parent / "configs")
 
 
 def preset_names() -> list[str]:
@@ -34,8 +34,13 @@ def load_preset(name: str, **overrides: Any) -> MethodConfig:
     return MethodConfig.from_flat({**read_preset(name), **overrides})
 
 
-def _folder() -> Path:
+def configs_folder() -> Path:
+    """The folder of all YAML files, this installation's own. Raises FileNotFoundError when the installation is broken."""
     for folder in _FOLDERS:
-        if folder.is_dir():
+        if (folder / "method").is_dir():
             return folder
-    raise FileNotFoundError(f"no presets: neither {_FOLDERS[0]} nor {_FOLDERS[1]} exists; reinstall trustregion")
+    raise FileNotFoundError(f"no presets: neither {_FOLDERS[0]} nor {_FOLDERS[1]} has method/; reinstall trustregion")
+
+
+def _folder() -> Path:
+    return configs_folder() / "method"

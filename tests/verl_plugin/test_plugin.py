@@ -75,7 +75,13 @@ def test_doctor_names_the_plugin_that_came_first(tmp_path):
 
 @pytest.mark.slow
 def test_doctor_shows_the_error_that_verl_hides(tmp_path):
-    broken = tmp_path / "psutil.py"  # what the CPU platform imports
-    broken.write_text("raise ImportError('psutil is broken here')")
-    done = doctor(tmp_path, VERL_USE_EXTERNAL_PLUGINS="none")
-    assert done.returncode == 1 and "problem:" in done.stdout
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Broken:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'trustregion.verl_plugin.policy_loss':\n"
+        "            raise ImportError('broken on purpose')\n"
+        "sys.meta_path.insert(0, Broken())\n"
+    )
+    done = doctor(tmp_path)
+    assert done.returncode == 1 and "because of ImportError: broken on purpose" in done.stdout, done.stdout + done.stderr

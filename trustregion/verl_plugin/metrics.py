@@ -42,7 +42,7 @@ def pop_summary(metrics: dict[str, float]) -> dict[str, float]:
     """Takes the statistics of a step, `actor/trust_*`, out of verl's reduced metrics; returns `trust/*`."""
     carried = f"actor/{PREFIX}"
     names = [name for name in metrics if name.startswith(carried)]
-    stats = LossStats.unflatten({name.removeprefix(carried): torch.tensor(metrics.pop(name)) for name in names})
+    stats = LossStats.unflatten({name.removeprefix(carried): metrics.pop(name) for name in names})
     summary = stats.summarize()
     del summary["trust/tokens"]  # averaged over the step's updates by now, as all sums are
     return summary
