@@ -15,14 +15,14 @@ _FOLDERS = (_PACKAGE / "configs", _PACKAGE.parent / "configs")
 
 def preset_names() -> list[str]:
     """The names of all presets, sorted."""
-    return sorted(path.stem for path in _folder().glob("*.yaml"))
+    return sorted(path.stem for path in (configs_folder() / "method").glob("*.yaml"))
 
 
 def read_preset(name: str) -> dict[str, Any]:
     """The fields of a preset, flat, as its YAML file has them. Raises ConfigError when there is no such preset."""
     if name not in preset_names():  # only names that are there, so that no path can be smuggled in
         raise ConfigError(unknown_name(f"method = {name!r}: no such preset", name, preset_names()))
-    return yaml.safe_load((_folder() / f"{name}.yaml").read_text(encoding="utf-8"))
+    return yaml.safe_load((configs_folder() / "method" / f"{name}.yaml").read_text(encoding="utf-8"))
 
 
 def load_preset(name: str, **overrides: Any) -> MethodConfig:
@@ -39,8 +39,4 @@ def configs_folder() -> Path:
     for folder in _FOLDERS:
         if (folder / "method").is_dir():
             return folder
-    raise FileNotFoundError(f"no presets: neither {_FOLDERS[0]} nor {_FOLDERS[1]} has method/; reinstall trustregion")
-
-
-def _folder() -> Path:
-    return configs_folder() / "method"
+    raise FileNotFoundError(f"no presets in {' or '.join(map(str, _FOLDERS))}: reinstall trustregion")

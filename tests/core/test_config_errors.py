@@ -198,7 +198,8 @@ def test_overrides_go_by_field_name():
 def test_presets_are_plain_data_and_run_no_code(tmp_path, monkeypatch):
     assert read_preset("band_kl")["delta"] == 0.05
     assert all(isinstance(value, str | float) for value in read_preset("band_kl").values())
-    (tmp_path / "trap.yaml").write_text("region: !!python/object/apply:os.getcwd []\n")
+    (tmp_path / "method").mkdir()
+    (tmp_path / "method" / "trap.yaml").write_text("region: !!python/object/apply:os.getcwd []\n")
     monkeypatch.setattr(presets, "_FOLDERS", (tmp_path,))
     with pytest.raises(yaml.YAMLError, match="python/object/apply"):
         load_preset("trap")
