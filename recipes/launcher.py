@@ -1,12 +1,15 @@
 """From a checked configuration to a finished run folder: prepare, start the driver, watch it, clean up, report."""
 
+import fcntl
 import json
 import os
 import shlex
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
+from typing import IO
 
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
@@ -20,6 +23,7 @@ from recipes.progress import StepLines
 from recipes.report import write_report
 
 POLL_SECONDS = 0.2
+LOCK = Path(tempfile.gettempdir()) / f"trustregion-{os.getuid()}.lock"
 
 
 def launch(config: DictConfig, command: list[str]):
@@ -30,6 +34,7 @@ def launch(config: DictConfig, command: list[str]):
     console = Console(highlight=False)
     prepare(config, console)
     check_files(config)
+    alone = lock_machine(config)
     run_dir = make_run_dir(config)
     environment = set_environment(config, run_dir)
     (run_dir / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True), encoding="utf-8")
@@ -48,6 +53,7 @@ def launch(config: DictConfig, command: list[str]):
             lines.show(rows())
     finally:
         code = tree.end()
+        alone.close()
 
     if lines.shown:
         write_report(run_dir, console, command)
@@ -74,6 +80,24 @@ def prepare(config: DictConfig, console: Console):
         config.data.pop("prepare", None)  # verl owns this node and knows nothing of it
 
 
+def lock_machine(config: DictConfig) -> IO:
+    """Refuses a second local Ray cluster beside the first; the lock lasts until the returned file is closed.
+
+    verl names its weight-transfer sockets in /tmp by the Ray job's number, and in every local cluster that is 1: of two
+    such runs one could load the other's weights.
+    """
+    file = open(LOCK, "a+")
+    if config.ray_kwargs.ray_init.get("address") == "local":
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                "another run has a local Ray cluster on this machine, and their weight transfers would mix. Wait until it is "
+                "done, or start one cluster (ray start --head) for both and set ray_kwargs.ray_init.address=auto"
+            ) from None
+    return file
+
+
 def make_run_dir(config: DictConfig) -> Path:
     run_dir = Path(config.run_dir).resolve()
     try:
@@ -94,6 +118,7 @@ def set_environment(config: DictConfig, run_dir: Path) -> dict[str, str]:
     """Gives what the cluster needs of the environment to Ray's workers (in `config`) and to the driver (returned)."""
     needed = {key: str(value) for key, value in config.cluster.env.items()}
     needed["VERL_FILE_LOGGER_PATH"] = str(run_dir / "metrics.jsonl")
+    needed["WANDB_DIR"] = str(run_dir)
     with open_dict(config):
         config.ray_kwargs.ray_init.runtime_env.env_vars = needed
     return {**os.environ, **needed}

@@ -58,6 +58,9 @@ def _main(config: DictConfig):
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:  # while preparing; a run that has started is ended in order
+        print("interrupted before the run started: nothing to clean up", file=sys.stderr)
+        sys.exit(130)
 
 
 def main():

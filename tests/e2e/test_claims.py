@@ -49,6 +49,21 @@ def test_two_workers_learn(train):
     assert max(run.column("training/rollout_probs_diff_mean")) < 1e-5
 
 
+def test_kl_to_a_reference_model(train):
+    run = train("actor_rollout_ref.actor.use_kl_loss=true", "trainer.total_training_steps=3")
+    kl = run.column("actor/kl_loss")
+    assert 0 <= kl[0] < kl[-1] < 0.1  # none before the first update, some after
+
+
+def test_saves_and_goes_on(train):
+    run = train("trainer.save_freq=2", "trainer.total_training_steps=3")
+    checkpoint = run.folder / "checkpoints" / "global_step_2"
+    resume = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={checkpoint}"]
+    resumed = train("trainer.total_training_steps=3", *resume, name="resumed")
+    keys = [key for key in run.rows[2] if not any(part in key for part in TIMING)]
+    assert {k: run.rows[2][k] for k in keys} == {k: resumed.rows[0][k] for k in keys}
+
+
 def test_pretrained_model_with_a_real_vocabulary(train):
     run = train("model=smollm2_135m")
     rewards = run.column("critic/rewards/mean")

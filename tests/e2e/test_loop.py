@@ -10,7 +10,8 @@ DIFFERENCE = "training/rollout_probs_diff_mean"
 
 
 def test_trains_shows_progress_and_leaves_a_run_folder(train, leftovers):
-    run = train("trainer.total_training_steps=4")
+    tracking = "trainer.logger=[console,file,wandb]"
+    run = train("trainer.total_training_steps=4", tracking, env={"WANDB_MODE": "offline"})
     rows = run.rows
     assert len(rows) == 4
     for row in rows:
@@ -20,6 +21,7 @@ def test_trains_shows_progress_and_leaves_a_run_folder(train, leftovers):
     for name in ("config.yaml", "summary.md", "dynamics.png", "log.txt"):
         assert (run.folder / name).stat().st_size > 100, name
     assert len(list((run.folder / "samples").glob("*.jsonl"))) == 4
+    assert list(run.folder.glob("wandb/offline-run-*/*.wandb"))
     assert "4/4" in run.output and "reward" in run.output and str(run.folder) in run.output.replace("\n", "")
     assert "pid=" not in run.output and len(run.output.splitlines()) < 50  # the chatter is in log.txt
     assert leftovers() == []

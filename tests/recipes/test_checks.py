@@ -12,7 +12,7 @@ import pytest
 
 from recipes.checks import check, check_files
 from recipes.errors import UserError
-from recipes.launcher import NewRows, how_to_go_on, make_run_dir
+from recipes.launcher import NewRows, how_to_go_on, lock_machine, make_run_dir
 from recipes.train import compose
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -174,6 +174,15 @@ def test_a_run_never_writes_over_another(tmp_path):
     make_run_dir(config)
     with pytest.raises(UserError, match="never writes over another"):
         make_run_dir(compose(["name=x", f"runs={tmp_path}"]))
+
+
+def test_a_second_local_cluster_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("recipes.launcher.LOCK", tmp_path / "lock")
+    config = compose(["name=x"])
+    with lock_machine(config), pytest.raises(UserError, match="another run has a local Ray cluster"):
+        lock_machine(config)
+    with lock_machine(config):
+        lock_machine(compose(["name=x", "ray_kwargs.ray_init.address=auto"])).close()
 
 
 def test_rows_are_read_as_they_come_and_whole(tmp_path):
