@@ -59,7 +59,7 @@ def test_every_method_composes_and_passes(method):
         ("data.train_batch_size=10", "data.train_batch_size = 10: must be a multiple of"),
         ("data.train_batch_size=0", "data.train_batch_size = 0: must be a whole number >= 1"),
         ("data.train_batch_size=many", "data.train_batch_size = 'many'"),
-        ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=7", "ppo_micro_batch_size_per_gpu = 7: does not divide"),
+        ("model=smollm2_135m actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=7", "ppo_micro_batch_size_per_gpu = 7: does not divide"),
         ("cluster.workers=3", "do not divide over 3 workers"),
         ("cluster.workers=0", "cluster.workers = 0"),
         ("trainer.total_training_steps=-1", "trainer.total_training_steps = -1"),
@@ -72,7 +72,7 @@ def test_every_method_composes_and_passes(method):
     ],
 )
 def test_wrong_values_are_named(override, expected):
-    assert expected in problems_of(override)
+    assert expected in problems_of(*override.split())
 
 
 def test_all_problems_are_listed_at_once():
