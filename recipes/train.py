@@ -34,6 +34,7 @@ def register_resolvers():
     OmegaConf.register_new_resolver("configs_dir", lambda: str(CONFIGS), replace=True)
     OmegaConf.register_new_resolver("equal", lambda a, b: a == b, replace=True)
     OmegaConf.register_new_resolver("add", lambda a, b: a + b, replace=True)
+    OmegaConf.register_new_resolver("mul", lambda a, b: a * b, replace=True)
 
 
 def compose(overrides: list[str]) -> DictConfig:
