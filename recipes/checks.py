@@ -18,6 +18,8 @@ HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")  # "Qwen/Qwen2.5-7B": looked up by the
 
 def check(config: DictConfig):
     """Checks the configuration alone. Raises UserError that lists all problems."""
+    if not _is_count(workers := config.cluster.workers):  # other keys are computed from it
+        raise UserError(f"cluster.workers = {workers!r}: must be a whole number >= 1 (FSDP workers on this machine)")
     try:
         OmegaConf.resolve(config)
         problems = list(_problems(config))
@@ -69,9 +71,6 @@ def _trainer_problems(config: DictConfig) -> Iterator[str]:
 
 def _device_problems(config: DictConfig) -> Iterator[str]:
     workers = config.cluster.workers
-    if not _is_count(workers):
-        yield f"cluster.workers = {workers!r}: must be a whole number >= 1 (FSDP workers on this machine)"
-        return
     if config.cluster.device == "cuda":
         # Only this machine can be looked at from here; the others of a cluster report when their workers start.
         found = torch.cuda.device_count()

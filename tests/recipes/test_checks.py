@@ -62,6 +62,7 @@ def test_every_method_composes_and_passes(method):
         ("model=smollm2_135m actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=7", "ppo_micro_batch_size_per_gpu = 7: does not divide"),
         ("cluster.workers=3", "do not divide over 3 workers"),
         ("cluster.workers=0", "cluster.workers = 0"),
+        ("cluster.workers=oops", "cluster.workers = 'oops'"),
         ("trainer.total_training_steps=-1", "trainer.total_training_steps = -1"),
         ("trainer.use_v1=false", "legacy trainer"),
         ("trainer.v1.trainer_mode=colocate_async", "'colocate_async': only 'trust_region_sync'"),
