@@ -3,8 +3,9 @@
 # make test-fast            the tests that take under a minute
 # make test-long            everything, the long measurements included
 # make doctor               what is installed, what the machine can run
-DEVICE ?= cpu
 VENV ?= .venv
+# What is installed already, else the CPU set: a GPU set is not overwritten by a later `make test`.
+DEVICE ?= $(patsubst $(VENV)/.installed-%,%,$(firstword $(wildcard $(VENV)/.installed-*) cpu))
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed-$(DEVICE)
 ARGS ?=
@@ -13,7 +14,7 @@ ARGS ?=
 setup: $(STAMP)
 $(STAMP): setup.py pyproject.toml scripts/install.sh $(wildcard requirements/*.txt) requirements/vllm-alias/pyproject.toml
 	VENV=$(VENV) bash scripts/install.sh $(DEVICE)
-	@touch $@
+	@rm -f $(VENV)/.installed-* && touch $@
 
 quickstart: setup
 	$(PY) -m recipes.train cluster=$(if $(filter cuda,$(DEVICE)),gpu,cpu) $(ARGS)

@@ -23,7 +23,7 @@ def check(config: DictConfig):
     try:
         OmegaConf.resolve(config)
         problems = list(_problems(config))
-    except OmegaConfBaseException as error:
+    except (OmegaConfBaseException, AttributeError, TypeError) as error:  # the last two: a node that is null
         raise UserError(f"the configuration cannot be resolved: {error}") from error
     if problems:
         raise UserError("\n       ".join(problems))
@@ -32,6 +32,8 @@ def check(config: DictConfig):
 def check_files(config: DictConfig):
     """Checks the model folder and the parquet files that the configuration names. Raises UserError."""
     model = config.actor_rollout_ref.model.path
+    if not isinstance(model, str):
+        raise UserError(f"model.path = {model!r}: must be the folder or the name of a model (model.path=...)")
     offline = str(config.cluster.env.get("HF_HUB_OFFLINE", "0")) == "1"
     if offline or Path(model).expanduser().exists() or not HUB_NAME.fullmatch(model):
         check_model_folder(model)
@@ -44,6 +46,13 @@ def check_files(config: DictConfig):
 
 
 def _problems(config: DictConfig) -> Iterator[str]:
+    if not isinstance(config.seed, int) or isinstance(config.seed, bool) or not 0 <= config.seed < 2**31:
+        yield f"seed = {config.seed!r}: must be a whole number >= 0 and < 2^31"
+    for key in ("name", "runs", "run_dir"):
+        if not isinstance(config[key], str) or not config[key]:
+            yield f"{key} = {config[key]!r}: must be text (quote what looks like a number: {key}='\"...\"')"
+    if isinstance(config.name, str) and ("/" in config.name or config.name in (".", "..")):
+        yield f"name = {config.name!r}: names a folder in runs={config.runs}, so no path"
     try:
         MethodConfig.from_flat(OmegaConf.to_container(config.method))
     except ConfigError as error:
@@ -59,6 +68,9 @@ def _trainer_problems(config: DictConfig) -> Iterator[str]:
     mode = config.trainer.v1.trainer_mode
     if mode != TRAINER_MODE:
         yield f"trainer.v1.trainer_mode = {mode!r}: only {TRAINER_MODE!r} (verl's synchronous v1 trainer) is supported. Remove the override."
+    sampler = config.trainer.v1.sampler.custom_sampler
+    if sampler.path or sampler.name:
+        yield f"trainer.v1.sampler.custom_sampler = {sampler.path}, {sampler.name}: would be replaced by our own ordered one. Remove the override."
     loss = config.actor_rollout_ref.actor.policy_loss.loss_mode
     if loss != "trust_region":
         yield f"actor_rollout_ref.actor.policy_loss.loss_mode = {loss!r}: the method is chosen by method=..., through the loss 'trust_region'. Remove the override."
@@ -71,6 +83,8 @@ def _trainer_problems(config: DictConfig) -> Iterator[str]:
 
 def _device_problems(config: DictConfig) -> Iterator[str]:
     workers = config.cluster.workers
+    if config.cluster.device not in ("cpu", "cuda"):
+        yield f"cluster.device = {config.cluster.device!r}: must be 'cpu' or 'cuda'"
     if config.cluster.device == "cuda":
         # Only this machine can be looked at from here; the others of a cluster report when their workers start.
         found = torch.cuda.device_count()
@@ -82,8 +96,8 @@ def _device_problems(config: DictConfig) -> Iterator[str]:
         strategy = config.actor_rollout_ref.actor.strategy
         if strategy != "fsdp2":
             yield f"actor_rollout_ref.actor.strategy = {strategy!r}: on a CPU only 'fsdp2' works (FSDP1 refuses CPU parameters)"
-        if config.algorithm.adv_estimator == "gae":
-            yield "algorithm.adv_estimator = 'gae': verl's critic needs flash attention, so a GPU. Use group advantages (grpo, rloo, ...) on a CPU."
+        if config.algorithm.adv_estimator == "gae" or config.critic.enable:
+            yield "algorithm.adv_estimator = 'gae': verl's critic needs flash attention, so a GPU. Leave critic.enable unset and use group advantages (grpo, rloo, ...) on a CPU."
 
 
 def _batch_problems(config: DictConfig) -> Iterator[str]:

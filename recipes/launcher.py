@@ -1,12 +1,12 @@
 """From a checked configuration to a finished run folder: prepare, start the driver, watch it, clean up, report."""
 
+import contextlib
 import fcntl
 import json
 import os
 import shlex
 import signal
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import IO
@@ -15,6 +15,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 from rich.console import Console
+from rich.text import Text
 
 from recipes.checks import check_files
 from recipes.errors import UserError
@@ -23,7 +24,7 @@ from recipes.progress import StepLines
 from recipes.report import write_report
 
 POLL_SECONDS = 0.2
-LOCK = Path(tempfile.gettempdir()) / f"trustregion-{os.getuid()}.lock"
+LOCK = Path("/tmp/trustregion-local-cluster.lock")  # beside the sockets that it is about, for all users
 
 
 def launch(config: DictConfig, command: list[str]):
@@ -38,10 +39,11 @@ def launch(config: DictConfig, command: list[str]):
     run_dir = make_run_dir(config)
     environment = set_environment(config, run_dir)
     (run_dir / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True), encoding="utf-8")
-    console.print(f"[bold]{shlex.join(command)}[/]\nfiles: {run_dir}   log: {run_dir / 'log.txt'}")
+    say(console, shlex.join(command), style="bold")
+    say(console, f"files: {run_dir}\nlog:   {run_dir / 'log.txt'}")
 
     interrupted = []
-    for signum in (signal.SIGINT, signal.SIGTERM):
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, lambda number, _frame: interrupted.append(number))
     tree = ProcessTree([sys.executable, "-m", "recipes.driver", str(run_dir)], environment, run_dir / "log.txt")
     rows = NewRows(run_dir / "metrics.jsonl")
@@ -58,10 +60,20 @@ def launch(config: DictConfig, command: list[str]):
     if lines.shown:
         write_report(run_dir, console, command)
     if interrupted:
-        console.print(how_to_go_on(run_dir, command, lines.shown))
+        say(console, how_to_go_on(config, command, lines.shown))
         sys.exit(128 + interrupted[0])
     if code != 0:
-        raise UserError(f"{failure(run_dir, code)}\n{how_to_go_on(run_dir, command, lines.shown)}")
+        raise UserError(f"{failure(run_dir, code)}\n{how_to_go_on(config, command, lines.shown)}")
+    if not lines.shown:
+        raise UserError(
+            f"the run ended without a training step: trainer.total_training_steps = {config.trainer.total_training_steps} and "
+            f"trainer.total_epochs = {config.trainer.total_epochs} leave none to do (log: {run_dir / 'log.txt'})"
+        )
+
+
+def say(console: Console, text: str, style: str = ""):
+    """Prints `text` as it is: brackets are no markup, and commands stay on one line, to be copied."""
+    console.print(Text(text, style=style), soft_wrap=True)
 
 
 def prepare(config: DictConfig, console: Console):
@@ -86,14 +98,16 @@ def lock_machine(config: DictConfig) -> IO:
     verl names its weight-transfer sockets in /tmp by the Ray job's number, and in every local cluster that is 1: of two
     such runs one could load the other's weights.
     """
-    file = open(LOCK, "a+")
-    if config.ray_kwargs.ray_init.get("address") == "local":
+    with contextlib.suppress(PermissionError):  # another user's, which can be locked all the same
+        LOCK.touch(mode=0o666)
+        LOCK.chmod(0o666)
+    file = open(LOCK)
+    if config.ray_kwargs.ray_init.get("address") in (None, "local"):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(
-                "another run has a local Ray cluster on this machine, and their weight transfers would mix. Wait until it is "
-                "done, or start one cluster (ray start --head) for both and set ray_kwargs.ray_init.address=auto"
+                "another run has a local Ray cluster on this machine, and their weight transfers would mix. Wait until it is done."
             ) from None
     return file
 
@@ -150,11 +164,15 @@ def failure(run_dir: Path, code: int) -> str:
     return "\n".join([f"the driver {how}. The end of {run_dir / 'log.txt'}:", *(f"  {line}" for line in tail)])
 
 
-def how_to_go_on(run_dir: Path, command: list[str], steps: int) -> str:
-    kept = f"The {steps} finished steps are in {run_dir / 'metrics.jsonl'}. " if steps else ""
-    checkpoints = sorted(run_dir.glob("checkpoints/global_step_*"), key=lambda p: int(p.name.rsplit("_", 1)[1]))
+def how_to_go_on(config: DictConfig, command: list[str], steps: int) -> str:
+    """What is kept and the command that goes on from the last whole checkpoint, or starts again where there is none."""
+    kept = f"The {steps} finished steps are in {config.run_dir}/metrics.jsonl. " if steps else ""
     again = [part for part in command if not part.startswith("name=")]
-    if checkpoints:
-        again += ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={checkpoints[-1]}"]
-        return f"{kept}To go on from the checkpoint of step {checkpoints[-1].name.rsplit('_', 1)[1]}:\n  {shlex.join(again)}"
-    return f"{kept}To start again:\n  {shlex.join(again)}"
+    folder = Path(config.trainer.default_local_dir).absolute()
+    try:  # verl writes it when a checkpoint is complete
+        newest = int((folder / "latest_checkpointed_iteration.txt").read_text())
+    except (OSError, ValueError):
+        return f"{kept}To start again:\n  {shlex.join(again)}"
+    again = [part for part in again if not part.startswith("trainer.resume_")]
+    again += ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={folder / f'global_step_{newest}'}"]
+    return f"{kept}To go on from the checkpoint of step {newest}:\n  {shlex.join(again)}"

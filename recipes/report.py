@@ -76,7 +76,7 @@ def write_report(run_dir: Path, console: Console, command: list[str]) -> None:
         text = summary(command, config, heading, header, rows, notes, plots)
         (run_dir / "summary.md").write_text(text, encoding="utf-8")
         problem = None if "dynamics.png" in plots else plots
-    except OSError as error:  # a full disk, say; how the run itself ended must still be told after this
+    except Exception as error:  # a full disk, say; how the run itself ended must still be told after this
         problem = f"The summary could not be written: {error}"
     if problem:
         console.print(Text(problem))

@@ -14,7 +14,7 @@ torch_index=${TORCH_INDEX:-https://download.pytorch.org/whl/cpu}
 command -v "$python" >/dev/null || { echo "install: no $python on PATH. Install Python 3.11 or set PYTHON=/path/to/python3.11" >&2; exit 1; }
 "$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' \
   || { echo "install: $python is $("$python" -V 2>&1), the pinned set is for Python 3.11. Set PYTHON=/path/to/python3.11" >&2; exit 1; }
-[ -x "$venv/bin/python" ] || "$python" -m venv "$venv" \
+"$venv/bin/python" -m pip --version >/dev/null 2>&1 || "$python" -m venv "$venv" \
   || { echo "install: could not make $venv with $python -m venv (on Debian: apt-get install python3.11-venv)" >&2; exit 1; }
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check --no-input "$@"; }
 

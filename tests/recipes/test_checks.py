@@ -64,6 +64,14 @@ def test_every_method_composes_and_passes(method):
         ("cluster.workers=0", "cluster.workers = 0"),
         ("cluster.workers=oops", "cluster.workers = 'oops'"),
         ("trainer.total_training_steps=-1", "trainer.total_training_steps = -1"),
+        ("seed=abc", "seed = 'abc'"),
+        ("seed=-1", "seed = -1"),
+        ("name=../escape", "so no path"),
+        ("runs=null", "runs = None"),
+        ("trainer=null", "cannot be resolved"),
+        ("trainer.v1.sampler.custom_sampler.path=mine.py", "custom_sampler = mine.py"),
+        ("critic.enable=true", "flash attention"),
+        ("cluster.device=tpu", "cluster.device = 'tpu'"),
         ("trainer.use_v1=false", "legacy trainer"),
         ("trainer.v1.trainer_mode=colocate_async", "'colocate_async': only 'trust_region_sync'"),
         ("actor_rollout_ref.actor.policy_loss.loss_mode=vanilla", "loss_mode = 'vanilla'"),
@@ -199,9 +207,12 @@ def test_rows_are_read_as_they_come_and_whole(tmp_path):
 
 
 def test_how_to_go_on_names_the_newest_checkpoint(tmp_path):
-    typed = ["python", "-m", "recipes.train", "method=grpo", "name=x"]
-    assert "To start again:\n  python -m recipes.train method=grpo" in how_to_go_on(tmp_path, typed, 3)
-    for step in (2, 10):
-        (tmp_path / "checkpoints" / f"global_step_{step}").mkdir(parents=True)
-    text = how_to_go_on(tmp_path, typed, 12)
-    assert "checkpoint of step 10" in text and "resume_from_path=" in text and "name=x" not in text
+    typed = ["python", "-m", "recipes.train", "method=grpo", "name=x", "trainer.logger=[console,file]"]
+    config = compose(["name=x", f"runs={tmp_path}"])
+    again = "To start again:\n  python -m recipes.train method=grpo 'trainer.logger=[console,file]'"
+    assert again in how_to_go_on(config, typed, 3)
+    for step in (2, 10, 12):  # verl names a checkpoint in the file when it is whole: 12 is not
+        (tmp_path / "x" / "checkpoints" / f"global_step_{step}").mkdir(parents=True)
+    (tmp_path / "x" / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("10")
+    text = how_to_go_on(config, typed, 12)
+    assert "checkpoint of step 10" in text and "/global_step_10" in text and "name=x" not in text

@@ -30,6 +30,10 @@ class OrderedReplayBuffer(ReplayBuffer):
         self.check_health()
         return super()._wait_for_next_poll(partition_id, last_debug_time)
 
+    def _select_prompt_uids(self, partition_id, sampleable_keys, batch_size):
+        # verl sorts a set by step alone: which prompts of a step are left over would depend on how strings hash.
+        return super()._select_prompt_uids(partition_id, sorted(sampleable_keys), batch_size)
+
     def _materialize_batch(self, partition_id, selected_prompt_uids, partition_snapshot):
         def order(item):
             uid, session, turn = item[0].rsplit("_", 2)
