@@ -86,7 +86,7 @@ def test_each_side_needs_a_radius():
 
 def test_names_are_checked():
     assert message({**BALL, "divergence": "KL"}) == (
-        "method.divergence = 'KL': must be one of kl, tv, chi2 (an f-divergence, anchor first)"
+        "method.divergence = 'KL': must be one of kl, reverse_kl, tv, chi2, hellinger, js (an f-divergence, anchor first)"
     )
     assert message({**BALL, "partition": "topk"}).startswith("method.partition = 'topk': must be one of binary")
     assert message({**BALL, "anchor": "reference"}).startswith(
@@ -103,7 +103,7 @@ def test_names_are_checked():
 
 def test_missing_fields_are_named():
     assert message({**INTERVAL, "eps_low": None}).startswith("method.eps_low: missing; must be a number > 0 and <= 1")
-    assert message({**BALL, "divergence": None}).startswith("method.divergence: missing; must be one of kl, tv, chi2")
+    assert message({**BALL, "divergence": None}).startswith("method.divergence: missing; must be one of kl, reverse_kl, tv, chi2")
 
 
 def test_unknown_keys_list_the_allowed_ones():
