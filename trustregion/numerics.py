@@ -2,6 +2,7 @@
 
 import math
 from functools import lru_cache
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -16,13 +17,23 @@ def complement(log_prob: Tensor, at_most: float = math.inf) -> Tensor:
     return (-torch.expm1(log_prob)).clamp(min=min(COMPLEMENT_FLOOR[log_prob.dtype], at_most))
 
 
-def exp_minus_tangent(t: Tensor) -> Tensor:
-    """e^t - 1 - t for |t| <= 1 to rounding, by its Taylor series."""
-    last = 20 if t.dtype == torch.float64 else 12
-    series = torch.ones_like(t)
-    for n in range(last, 2, -1):
-        series = 1 + series * t / n
-    return 0.5 * t * t * series
+def exp_minus_tangent(t: Tensor, a: float = 0.0) -> Tensor:
+    """e^t - 1 - t for |t| <= 1 to rounding, by its Taylor series.
+
+    With a given, [(e^t - 1) - (e^(a t) - 1) / a] / (1 - a), of which a = 0 is the limit, for |t| <= 1 and |a t| <= 1.
+    """
+    first, *rest = _tangent_series(a, 20 if t.dtype == torch.float64 else 12)
+    series = torch.full_like(t, first)
+    for coefficient in rest:
+        series = (series * t).add_(coefficient)
+    return t * t * series
+
+
+@lru_cache
+def _tangent_series(a: float, last: int) -> list[float]:
+    """Coefficients (1 + a + ... + a^(n-2)) / n! of t^n, from n = last down to 2."""
+    sums = accumulate(a**k for k in range(last - 1))
+    return [total / math.factorial(n) for n, total in enumerate(sums, start=2)][::-1]
 
 
 def log1p_quotient(numerator: Tensor | float, log_denominator: Tensor) -> Tensor:

@@ -64,10 +64,11 @@ class Chi2(Divergence):
 
 
 class Hellinger(Divergence):
-    """Squared Hellinger distance, f(u) = (sqrt(u) - 1)^2 / 2, which is 1 - cos(theta_p - theta_q) with p = sin^2 theta_p.
+    """Squared Hellinger distance, f(u) = (sqrt(u) - 1)^2 / 2.
 
-    So theta moves by at most arccos(1 - delta). With s = delta (2 - delta), the squared sine of that angle, the square
-    roots of the bounds are 1 - delta +- sqrt(s (1-p)/p).
+    Over two cells it is 1 - cos(theta_p - theta_q) with p = sin^2 theta_p, so that theta moves by at most
+    arccos(1 - delta). With s = delta (2 - delta), the squared sine of that angle, the square roots of the bounds are
+    1 - delta +- sqrt(s (1-p)/p).
     """
 
     name = "hellinger"
@@ -91,7 +92,7 @@ class Hellinger(Divergence):
         squared_sine = _squared_sine(delta)
         swing = (squared_sine * complement(log_prob_old)).sqrt() * (-0.5 * log_prob_old).exp()
         fall = delta + swing
-        # sin(a - b) sin(a + b) = sin^2 a - sin^2 b: the root is (1 - s/p) / (1 - delta + swing), accurate as it goes to 0.
+        # sin(a-b) sin(a+b) = sin^2 a - sin^2 b: the root is (1 - s/p) / (1 - delta + swing), accurate as it goes to 0.
         remaining = -torch.expm1(difference(math.log(squared_sine), log_prob_old)) / (1 - delta + swing)
         return 2 * torch.where(fall < 0.5, torch.log1p(-fall), remaining.log())
 

@@ -46,7 +46,7 @@ class KL(Divergence):
         return -decay, growth + (clamped - log_prob_old)
 
     def _solve_side(self, grow: Tensor, shrink: Tensor, log_grow: Tensor, delta: float) -> tuple[Tensor, Tensor]:
-        """`solver.solve_side` by Newton's method, in the float type of the masses."""
+        """`solver.move_until` by Newton's method, in the float type of the masses."""
         # To the right of the root; D is convex and increasing in z, so that Newton's steps only go left.
         start = (2 * delta * grow / shrink).sqrt() + delta / shrink
         z = start
@@ -91,7 +91,8 @@ class JS(Divergence):
 class Alpha(Divergence):
     """Cressie-Read divergence of order a, f(u) = (u^a - 1 - a(u-1)) / (a(a-1)).
 
-    a -> 0 is kl, a = 1/2 is 4 hellinger, a -> 1 reverse_kl, a = 2 chi2/2; a = 1 - b is a = b with the policies exchanged.
+    a -> 0 is kl, a = 1/2 is 4 hellinger, a -> 1 reverse_kl, a = 2 chi2/2. Orders a and 1 - a differ by an exchange of
+    the policies.
 
     Args:
         a: order, from -10 to 10; 0 and 1 are the limits.
@@ -120,7 +121,7 @@ class Alpha(Divergence):
 
     def term(self, cell: Cell) -> Tensor:
         a = self.a
-        if a > 0.5:  # of the two, the order that is further from 1, where the formula is 0 / 0
+        if a > 0.5:  # of the two orders, take the one that is further from 1, where the formula is 0 / 0
             cell, a = cell.mirrored(), 1 - a
         if abs(a) < 1e-20:  # kl to the last digit, for every log-ratio that a float can hold the ratio of
             return _KL.term(cell)
@@ -128,8 +129,8 @@ class Alpha(Divergence):
         scaled = a * t
         # p u^a - p, where u^a alone may overflow.
         power = (cell.log_mass + scaled.clamp(min=0)).exp() * -torch.expm1(-scaled.abs()) * scaled.sign()
-        near = cell.mass * (_exp_minus_tangent(t) - _exp_minus_tangent(scaled) / a)
-        return torch.where(t.abs() < 2, near, cell.gained - power / a) / (1 - a)
+        far = (cell.gained - power / a) / (1 - a)  # cancels to nothing as the log-ratio goes to 0
+        return torch.where(t.abs() < 1 / max(1, -a), cell.mass * exp_minus_tangent(t, a), far)
 
     def largest_loss(self, delta: float) -> float:
         # (1 - (1-m)^(1-a)) / (a(1-a)) = delta
@@ -139,11 +140,6 @@ class Alpha(Divergence):
             return math.inf
         grown = delta * self.a * (self.a - 1)
         return math.log1p(grown) / (self.a - 1) if self.a != 1 else delta
-
-
-def _exp_minus_tangent(t: Tensor) -> Tensor:
-    """e^t - 1 - t for any t."""
-    return torch.where(t.abs() < 1, exp_minus_tangent(t), torch.expm1(t) - t)
 
 
 _KL = KL()
