@@ -8,7 +8,7 @@ pytest.importorskip("verl")
 from verl.utils.metric import AggregationType, Metric, reduce_metrics  # noqa: E402
 
 from trustregion import PolicyLoss, TokenBatch  # noqa: E402
-from trustregion.verl_plugin.metrics import WithExactMetrics, pop_summary, to_scalars  # noqa: E402
+from trustregion.verl_plugin.metrics import pop_summary, reduce_exactly, to_scalars  # noqa: E402
 
 
 def token_batch(tokens: int, seed: int) -> TokenBatch:
@@ -20,13 +20,10 @@ def token_batch(tokens: int, seed: int) -> TokenBatch:
 
 
 def in_worker(loss: PolicyLoss, batch: TokenBatch) -> dict[str, Metric]:
-    """What verl's ppo_loss does with the metrics of a registered loss, inside our wrapper."""
-
-    def ppo_loss(model_output, data, dp_group=None):
-        scalars = to_scalars(loss(batch).metrics)
-        return torch.zeros(()), Metric.from_dict(scalars, aggregation=AggregationType.MEAN)
-
-    return WithExactMetrics(ppo_loss)(model_output=None, data=None)[1]
+    """What verl's ppo_loss does with the metrics of a registered loss, and our worker then."""
+    metrics = Metric.from_dict(to_scalars(loss(batch).metrics), aggregation=AggregationType.MEAN)
+    reduce_exactly(metrics)
+    return metrics
 
 
 def test_equal_to_one_call_over_all_tokens():

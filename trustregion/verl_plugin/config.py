@@ -1,5 +1,6 @@
 """The hyper-parameters of the loss `trust_region`, as verl reads them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,9 +20,15 @@ class TrustRegionLossConfig(PolicyLossConfig):
         trustregion.ConfigError: a field is unknown, of the wrong type or out of range. verl itself checks no types.
     """
 
+    _mutable_fields = PolicyLossConfig._mutable_fields | {"loss"}
+
     loss_mode: str = "trust_region"
     method: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
-        method = MethodConfig.from_flat(self.method)
-        self.loss = PolicyLoss(method.region, method.surrogate)
+        self._initial = PolicyLoss.from_method(MethodConfig.from_flat(self.method))
+        self.loss = self._initial
+
+    def set_values(self, values: Mapping[str, float]):
+        """Has `loss` go on with other values for some of its fields, as the method's schedules set them."""
+        self.loss = self._initial.with_values(values)

@@ -26,8 +26,15 @@ def trust_region_loss(
         The aggregated loss (scalar) and this micro-batch's mergeable statistics by name.
 
     Raises:
-        ValueError: a live token's `old_log_prob` is not a log-probability.
+        ValueError: a live token's `old_log_prob` is not a log-probability; or the mode divides by a width that
+            depends on padding.
     """
+    if loss_agg_mode == "seq-mean-token-sum-norm" and config.loss_scale_factor is None:
+        raise ValueError(
+            "actor.loss_agg_mode = 'seq-mean-token-sum-norm' without actor.loss_scale_factor would divide by the width "
+            "that a micro-batch happens to be padded to. Set actor.loss_scale_factor, for example to "
+            "data.max_response_length."
+        )
     out = config.policy_loss.loss(
         TokenBatch(
             log_prob=log_prob,

@@ -1,5 +1,8 @@
 """verl's synchronous trainer, repeatable, with exact trust-region metrics, and unable to wait for a dead server."""
 
+import json
+import os
+
 import ray
 from omegaconf import open_dict
 from verl.trainer.ppo.utils import Role
@@ -11,7 +14,9 @@ from verl.utils.debug import marked_timer
 from trustregion.verl_plugin.metrics import pop_summary
 from trustregion.verl_plugin.replay_buffer import OrderedReplayBuffer
 from trustregion.verl_plugin.rollout_health import RolloutHealth
+from trustregion.verl_plugin.schedule import TrainerSchedule
 from trustregion.verl_plugin.worker import TrustRegionTrainingWorker, TrustRegionWorker
+from trustregion.verl_plugin.worker_loss import VALUES
 
 TRAINER_MODE = "trust_region_sync"
 
@@ -23,6 +28,7 @@ class TrustRegionTrainer(PPOTrainerSync):
     def __init__(self, config):
         with open_dict(config):
             config.trainer.v1.trainer_mode = "sync"  # verl compares with this literal in several places
+        self.schedule = TrainerSchedule(config)
         super().__init__(config)
         self._drawn_in_step = (0, 0)  # (training step, prompts drawn in it)
 
@@ -62,8 +68,22 @@ class TrustRegionTrainer(PPOTrainerSync):
         # What verl's checkpoint manager does for colocated workers, but without its unbounded wait.
         self.health.wait(self.actor_rollout_wg.update_weights(global_steps=self.global_steps, mode="naive"))
 
-    # ---- exact metrics -----------------------------------------------------------------------------------------------
+    # ---- schedules and exact metrics ---------------------------------------------------------------------------------
     def _update_actor(self, batch, metrics):
+        batch.extra_info[VALUES] = json.dumps(self.schedule.values(self.global_steps))
         batch = super()._update_actor(batch, metrics)
-        metrics.update(pop_summary(metrics))
+        summary = pop_summary(metrics)
+        metrics.update(summary | self.schedule.observe(summary))
         return batch
+
+    def _save_checkpoint(self):
+        # First: verl's last act is to name the checkpoint as whole.
+        self.schedule.save(os.path.join(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}"))
+        super()._save_checkpoint()
+
+    def _load_checkpoint(self):
+        super()._load_checkpoint()
+        if self.global_steps:
+            newest = os.path.join(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}")
+            chosen = self.config.trainer.resume_from_path
+            self.schedule.load(chosen if self.config.trainer.resume_mode == "resume_path" else newest)
