@@ -1,7 +1,9 @@
 """Statistics merge exactly, and mean what their names say."""
 
 import math
+import re
 from functools import reduce
+from pathlib import Path
 
 import pytest
 import torch
@@ -144,3 +146,14 @@ def test_flat_keys_say_how_to_reduce():
     assert LossStats.unflatten(doubled | {"other/key": torch.zeros(())}).summarize() == stats.merge(stats).summarize()
     numbers = {key: value.item() for key, value in flat.items()}
     assert LossStats.unflatten(numbers).summarize() == stats.summarize()
+
+
+def test_the_glossary_has_every_metric_and_no_other():
+    text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    explained = {name.replace("<bucket>", "") for name in re.findall(r"`(trust/[^`]+)`", text)}
+    reported = set()
+    for preset in preset_names():
+        loss = PolicyLoss.from_preset(preset, on_invalid="drop")
+        reported |= loss(batch_of(random_tokens(10, seed=0), torch.ones(1, 10), loss)).metrics.summarize().keys()
+    reported = {re.sub(r"/[0-9.]+-[0-9.]+$", "/", name) for name in reported}
+    assert explained - {"trust/*", "trust/<field>", "trust/delta"} == reported

@@ -2,6 +2,7 @@
 
 import json
 import os
+import warnings
 
 import ray
 from omegaconf import open_dict
@@ -11,6 +12,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 from verl.utils.debug import marked_timer
 
+from trustregion.verl_plugin.advice import advice
 from trustregion.verl_plugin.metrics import pop_summary
 from trustregion.verl_plugin.replay_buffer import OrderedReplayBuffer
 from trustregion.verl_plugin.rollout_health import RolloutHealth
@@ -28,6 +30,8 @@ class TrustRegionTrainer(PPOTrainerSync):
     def __init__(self, config):
         with open_dict(config):
             config.trainer.v1.trainer_mode = "sync"  # verl compares with this literal in several places
+        for sentence in advice(config):
+            warnings.warn(sentence, stacklevel=2)
         self.schedule = TrainerSchedule(config)
         super().__init__(config)
         self._drawn_in_step = (0, 0)  # (training step, prompts drawn in it)
