@@ -25,6 +25,7 @@ class TokenBatch:
         cell_log_prob, cell_log_prob_old: log-masses of vocabulary cells (`partitions.py`), [B, T, K+2].
         weights: what token losses are multiplied by, for example importance weights of a stale or mismatched sampler;
             [B, T], or [B, 1] for one weight a sequence.
+        update: which update of the policy this is, counted from 0, for regions that do not act in every one.
     """
 
     log_prob: Tensor
@@ -36,6 +37,7 @@ class TokenBatch:
     cell_log_prob: Tensor | None = None
     cell_log_prob_old: Tensor | None = None
     weights: Tensor | None = None
+    update: int = 0
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Tokens:
     cell_log_prob: Tensor | None = None
     cell_log_prob_old: Tensor | None = None
     dropped: Tensor | None = None  # bool: tokens left out because they were invalid; None where these raise
+    update: int = 0
 
     @property
     def log_ratio(self) -> Tensor:
@@ -111,7 +114,7 @@ def prepare(batch: TokenBatch, requires: Collection[str] = (), drop_invalid: boo
     for name in ("entropy", "entropy_old"):
         if name in given:
             given[name] = given[name].clamp(min=0)
-    return Tokens(**given, live=live, dropped=dropped)
+    return Tokens(**given, live=live, dropped=dropped, update=batch.update)
 
 
 _RANGES = {

@@ -52,7 +52,7 @@ class MethodConfig:
                 f"anchor = {self.anchor!r}: must be one of {', '.join(ANCHORS)} (old: log-probs that the trainer "
                 "recomputes; rollout: log-probs that the inference engine sampled with)"
             )
-        if self.anchor == "rollout" and "entropy" in self.region.requires:
+        if self.anchor == "rollout" and "entropy" in self.region.requires(update=0):
             raise ConfigError(
                 "anchor = 'rollout': an entropy band needs the anchor's entropy, and the inference engine returns none; "
                 "use anchor 'old'"
@@ -63,6 +63,16 @@ class MethodConfig:
                 start = field_value((self.region, self.surrogate), name)
                 for value in schedule.extremes(name, start):
                     replace_fields((self.region, self.surrogate), {name: value})
+
+    @property
+    def topk(self) -> int:
+        """How many of the anchor's most likely tokens the region needs named; 0 for none."""
+        return max(getattr(part, "K", None) or 0 for part in _parts(self.region))
+
+    @property
+    def entropy_every_k_steps(self) -> int:
+        """In which updates the region needs entropies: every k-th; 0 for none."""
+        return max(getattr(part, "every_k_steps", 0) for part in _parts(self.region))
 
     def scheduler(self) -> Scheduler:
         """The method's schedules, at their start."""

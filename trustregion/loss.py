@@ -81,8 +81,8 @@ class PolicyLoss:
 
     @property
     def requires(self) -> frozenset[str]:
-        """Which optional parts of a TokenBatch this loss needs: `entropy` (both), `cells` (both), or none."""
-        return self.region.requires
+        """Which optional parts of a TokenBatch this loss needs, if not in every update: `entropy`, `cells`, or none."""
+        return self.region.requires(update=0)
 
     def with_values(self, values: Mapping[str, float]) -> "PolicyLoss":
         """This loss with other values for some fields of its region and surrogate, as a schedule sets them.
@@ -98,7 +98,7 @@ class PolicyLoss:
         Raises ValueError: shapes differ; the region needs entropies or cells that are missing; and, with
         `on_invalid="raise"`, a live value is out of range (see `batch.prepare`).
         """
-        tokens = prepare(batch, self.requires, drop_invalid=self.on_invalid == "drop")
+        tokens = prepare(batch, self.region.requires(batch.update), drop_invalid=self.on_invalid == "drop")
         with torch.no_grad():
             verdict = self.region.judge(tokens, as_interval=self.surrogate.needs_interval)
         token_loss, active = self.surrogate(tokens, verdict)

@@ -114,15 +114,17 @@ def _summary(values: dict) -> dict[str, float]:
             summary[f"trust/{name}_fraction"] = share(name)
     if "entropy_ratio" in values:
         quantiles = {
-            name: math.exp(_quantile(values["entropy_ratio_counts"], ENTROPY_RATIO_EDGES, q)) if tokens else 0.0
+            name: math.exp(_quantile(values["entropy_ratio_counts"], ENTROPY_RATIO_EDGES, q))
             for name, q in (("p05", 0.05), ("p95", 0.95))
+            if values["entropy_looked_at"]
         }
         summary |= {
             "trust/blocked_by_entropy": share("blocked_by_entropy"),
-            "trust/entropy_ratio_mean": share("entropy_ratio"),
-            **{f"trust/entropy_ratio_{name}": value for name, value in quantiles.items()},
-            "trust/entropy_lost_fraction": share("entropy_lost"),
-            "trust/entropy_gained_fraction": share("entropy_gained"),
+            "trust/entropy_looked_at": share("entropy_looked_at"),
+            "trust/entropy_ratio_mean": share("entropy_ratio", of="entropy_looked_at"),
+            **{f"trust/entropy_ratio_{name}": quantiles.get(name, 0.0) for name in ("p05", "p95")},
+            "trust/entropy_lost_fraction": share("entropy_lost", of="entropy_looked_at"),
+            "trust/entropy_gained_fraction": share("entropy_gained", of="entropy_looked_at"),
             "trust/entropy_lost_prob_mean": share("entropy_lost_prob", of="entropy_lost"),
             "trust/entropy_gained_prob_mean": share("entropy_gained_prob", of="entropy_gained"),
         }
@@ -176,11 +178,12 @@ def loss_stats(tokens: Tokens, verdict: Verdict, active: Tensor) -> LossStats:
         if (holds := getattr(verdict, name)) is not None:
             sums[name] = total(holds)
     if (ratio := verdict.entropy_ratio) is not None:
-        lost, gained = hard & (ratio < 1), hard & (ratio > 1)
+        lost, gained, looked_at = hard & (ratio < 1), hard & (ratio > 1), ~ratio.isnan()
         sums |= {
             "blocked_by_entropy": total(hard),
-            "entropy_ratio": total(ratio.clamp(max=MAX_ENTROPY_RATIO)),
-            "entropy_ratio_counts": counts(ratio.log(), ENTROPY_RATIO_EDGES),
+            "entropy_looked_at": total(looked_at),
+            "entropy_ratio": total(torch.where(looked_at, ratio.clamp(max=MAX_ENTROPY_RATIO), 0.0)),
+            "entropy_ratio_counts": counts(ratio.log(), ENTROPY_RATIO_EDGES, of=looked_at),
             "entropy_lost": total(lost),
             "entropy_gained": total(gained),
             "entropy_lost_prob": total(torch.where(lost, prob_old, 0.0)),

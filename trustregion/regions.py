@@ -27,7 +27,7 @@ class Verdict:
         capped: bool, the upper bound is the ratio cap, not the trust region's; None where there is no cap.
         saturated: bool, the trust region would let the token vanish or take all the mass; None where not known.
         divergence: the divergence the region measures; None where it measures none.
-        entropy_ratio: H(pi) / H(pi_old); None where the region does not look at it.
+        entropy_ratio: H(pi) / H(pi_old), nan in updates that do not look at it; None for a region that never does.
     """
 
     outside_up: Tensor
@@ -45,19 +45,26 @@ class Region(Protocol):
     """A trust region.
 
     has_interval: it can be expressed as an interval of log-ratios around 0, for every token.
-    requires: which optional parts of a TokenBatch it needs, of `entropy` and `cells`.
     """
 
     has_interval: bool
-    requires: frozenset[str]
+
+    def requires(self, update: int) -> frozenset[str]:
+        """Which optional parts of a TokenBatch it needs in that update, of `entropy` and `cells`."""
+        ...
 
     def judge(self, tokens: Tokens, as_interval: bool) -> Verdict:
         """The verdict on every token. `as_interval`: the surrogate needs `log_lower` and `log_upper`."""
         ...
 
 
+class _NeedsNothing:
+    def requires(self, update: int) -> frozenset[str]:
+        return frozenset()
+
+
 @dataclass(frozen=True)
-class RatioInterval(Validated):
+class RatioInterval(_NeedsNothing, Validated):
     """Fixed interval 1 - eps_low <= r <= 1 + eps_high of the ratio (PPO, arXiv 1707.06347; DAPO, arXiv 2503.14476).
 
     Args:
@@ -72,7 +79,6 @@ class RatioInterval(Validated):
     eps_high: float = number("how far the ratio may rise above 1, e.g. 0.28", above=0)
 
     has_interval: ClassVar[bool] = True
-    requires: ClassVar[frozenset[str]] = frozenset()
 
     def judge(self, tokens: Tokens, as_interval: bool) -> Verdict:
         log_lower = torch.full_like(tokens.log_ratio, _log1p(-self.eps_low))
@@ -81,7 +87,7 @@ class RatioInterval(Validated):
 
 
 @dataclass(frozen=True)
-class DcpoInterval(Validated):
+class DcpoInterval(_NeedsNothing, Validated):
     """Interval that widens as the token's anchor probability p falls (DCPO, arXiv 2509.02333).
 
     r in [1/2 + 1/2 sqrt(max(1 - 4 eps_low / p, 0)), 1/2 + 1/2 sqrt(1 + 4 eps_high / p)]: where |(r - 1) r p| = eps.
@@ -99,7 +105,6 @@ class DcpoInterval(Validated):
     ratio_cap: float | None = number("the largest ratio, e.g. 10", above=1, infinity_ok=True, default=None)
 
     has_interval: ClassVar[bool] = True
-    requires: ClassVar[frozenset[str]] = frozenset()
 
     def judge(self, tokens: Tokens, as_interval: bool) -> Verdict:
         log_p = tokens.log_prob_old
@@ -183,8 +188,7 @@ class DivergenceBall(Validated):
     def has_interval(self) -> bool:
         return self.partition == "binary"
 
-    @property
-    def requires(self) -> frozenset[str]:
+    def requires(self, update: int) -> frozenset[str]:
         return frozenset() if self.partition == "binary" else frozenset({"cells"})
 
     def judge(self, tokens: Tokens, as_interval: bool) -> Verdict:
@@ -228,6 +232,7 @@ class EntropyBand(Validated):
     Args:
         beta_low: how far the entropy may fall, relative to the anchor's, in (0, 1].
         beta_high: how far it may rise, > 0.
+        every_k_steps: look at the entropy in every k-th update only, from the first on, and block nothing in the others.
 
     Raises:
         ConfigError: a value is out of range.
@@ -235,18 +240,25 @@ class EntropyBand(Validated):
 
     beta_low: float = number("how far the entropy ratio may fall below 1, e.g. 0.05", above=0, at_most=1)
     beta_high: float = number("how far the entropy ratio may rise above 1, e.g. 0.05", above=0)
+    every_k_steps: int = number("act in every k-th update, 1 for all", above=0, whole=True, default=1)
 
     has_interval: ClassVar[bool] = True  # the whole line
-    requires: ClassVar[frozenset[str]] = frozenset({"entropy"})
+
+    def requires(self, update: int) -> frozenset[str]:
+        return frozenset({"entropy"} if update % self.every_k_steps == 0 else ())
 
     def judge(self, tokens: Tokens, as_interval: bool) -> Verdict:
-        ratio = tokens.entropy / tokens.entropy_old
-        ratio = torch.where((tokens.entropy == 0) & (tokens.entropy_old == 0), 1.0, ratio)
         nowhere = torch.zeros_like(tokens.live)
+        if tokens.update % self.every_k_steps == 0:
+            ratio = tokens.entropy / tokens.entropy_old
+            ratio = torch.where((tokens.entropy == 0) & (tokens.entropy_old == 0), 1.0, ratio)
+            blocked = ~((ratio > 1 - self.beta_low) & (ratio < 1 + self.beta_high))
+        else:
+            ratio, blocked = torch.full_like(tokens.log_ratio, torch.nan), nowhere
         return Verdict(
             outside_up=nowhere,
             outside_down=nowhere,
-            blocked=~((ratio > 1 - self.beta_low) & (ratio < 1 + self.beta_high)),
+            blocked=blocked,
             log_lower=torch.full_like(ratio, -torch.inf) if as_interval else None,
             log_upper=torch.full_like(ratio, torch.inf) if as_interval else None,
             entropy_ratio=ratio,
@@ -272,9 +284,8 @@ class All:
     def has_interval(self) -> bool:
         return all(region.has_interval for region in self.regions)
 
-    @property
-    def requires(self) -> frozenset[str]:
-        return frozenset().union(*(region.requires for region in self.regions))
+    def requires(self, update: int) -> frozenset[str]:
+        return frozenset().union(*(region.requires(update) for region in self.regions))
 
     def judge(self, tokens: Tokens, as_interval: bool) -> Verdict:
         verdicts = [region.judge(tokens, as_interval) for region in self.regions]

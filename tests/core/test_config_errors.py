@@ -154,7 +154,7 @@ def test_a_top_k_ball_has_no_interval():
         )
     both = {**TOPK, "region": ["ratio_interval", "divergence_ball"], "eps_low": 0.2, "eps_high": 0.2}
     assert "use surrogate 'mask'" in message({**both, "surrogate": "clip"})
-    assert MethodConfig.from_flat(both).region.requires == {"cells"}
+    assert MethodConfig.from_flat(both).region.requires(0) == {"cells"}
 
 
 def test_fields_of_one_partition_or_divergence_belong_to_it():

@@ -226,7 +226,8 @@ def test_a_hard_block_stops_both_directions():
         """Nothing is outside, every other token is blocked."""
 
         has_interval = True
-        requires = frozenset()
+        def requires(self, update):
+            return frozenset()
 
         def judge(self, tokens, as_interval):
             nowhere = torch.zeros_like(tokens.live)
@@ -265,6 +266,25 @@ def test_the_entropy_band_is_open_and_handles_zero():
     grad, out = gradient(loss, x, x, torch.ones_like(x), entropy=new, entropy_old=old)
     assert out.active.tolist() == [[False, True, False, True, True, False, True, False]]
     assert torch.equal(grad != 0, out.active)
+
+
+def test_the_entropy_band_can_act_in_every_kth_update_only():
+    x = torch.full((1, 2), -1.0)
+    loss = PolicyLoss.from_preset("erc_dapo", every_k_steps=3)
+    looked_at = TokenBatch(x, x, x, x, entropy=torch.tensor([[2.0, 1.0]]), entropy_old=torch.ones(1, 2))
+    stats = []
+    for update in range(6):
+        batch = replace(looked_at, update=update) if update % 3 == 0 else TokenBatch(x, x, x, x, update=update)
+        out = loss(batch)
+        stats.append(out.metrics)
+        assert out.active.tolist() == ([[False, True]] if update % 3 == 0 else [[True, True]])
+    summary = stats[0].merge(*stats[1:]).summarize()
+    assert summary["trust/entropy_looked_at"] == pytest.approx(1 / 3)
+    assert summary["trust/entropy_ratio_mean"] == 1.5 and summary["trust/entropy_gained_fraction"] == 0.5
+    assert summary["trust/blocked_by_entropy"] == pytest.approx(1 / 6)
+    assert stats[1].summarize()["trust/entropy_ratio_p95"] == 0
+    with pytest.raises(ValueError, match="entropy and entropy_old: missing"):
+        loss(TokenBatch(x, x, x, x, update=3))
 
 
 def test_dcpo_bounds_are_those_of_its_formula():
