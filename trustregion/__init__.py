@@ -12,6 +12,7 @@ from trustregion.presets import load_preset, preset_names
 from trustregion.regions import All, DcpoInterval, DivergenceBall, EntropyBand, RatioInterval, Verdict
 from trustregion.schedules import Scheduler
 from trustregion.surrogates import Cispo, Clip, Mask, Preserve
+from trustregion.token_stats import TokenStats, token_stats
 
 __all__ = [
     "DIVERGENCES",
@@ -32,10 +33,12 @@ __all__ = [
     "RatioInterval",
     "Scheduler",
     "TokenBatch",
+    "TokenStats",
     "Verdict",
     "band_bounds",
     "binary_divergence",
     "cell_divergence",
     "load_preset",
     "preset_names",
+    "token_stats",
 ]

@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 
+from trustregion import MethodConfig
 from trustregion.presets import read_preset
 
 pytest.importorskip("verl")
-from omegaconf import OmegaConf  # noqa: E402
 from verl.utils import tensordict_utils as tu  # noqa: E402
 from verl.utils.metric import AggregationType, Metric  # noqa: E402
 
@@ -21,7 +21,7 @@ METHOD = {**read_preset("band_kl"), "schedule": {"delta": TARGET}}
 
 
 def trainer_schedule(method=METHOD) -> TrainerSchedule:
-    return TrainerSchedule(OmegaConf.create({"actor_rollout_ref": {"actor": {"policy_loss": {"method": method}}}}))
+    return TrainerSchedule(MethodConfig.from_flat(method))
 
 
 def test_a_checkpoint_carries_the_state(tmp_path):

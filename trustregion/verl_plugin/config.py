@@ -20,7 +20,7 @@ class TrustRegionLossConfig(PolicyLossConfig):
         trustregion.ConfigError: a field is unknown, of the wrong type or out of range. verl itself checks no types.
     """
 
-    _mutable_fields = PolicyLossConfig._mutable_fields | {"loss"}
+    _mutable_fields = PolicyLossConfig._mutable_fields | {"loss", "parts"}
 
     loss_mode: str = "trust_region"
     method: dict[str, Any] = field(default_factory=dict)
@@ -28,6 +28,7 @@ class TrustRegionLossConfig(PolicyLossConfig):
     def __post_init__(self):
         self._initial = PolicyLoss.from_method(MethodConfig.from_flat(self.method))
         self.loss = self._initial
+        self.parts: dict[str, Any] = {}  # of the TokenBatch, beyond what verl passes to a policy loss
 
     def set_values(self, values: Mapping[str, float]):
         """Has `loss` go on with other values for some of its fields, as the method's schedules set them."""

@@ -42,6 +42,7 @@ def trust_region_loss(
             advantages=advantages,
             response_mask=response_mask,
             weights=rollout_is_weights,
+            **config.policy_loss.parts,
         )
     )
     loss = agg_loss(

@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
-
 from trustregion import MethodConfig
 
 FILE = "trust_region.json"
@@ -13,9 +11,8 @@ FILE = "trust_region.json"
 class TrainerSchedule:
     """`trustregion.Scheduler` of the run's method, with a file."""
 
-    def __init__(self, config: DictConfig):
-        method = OmegaConf.to_container(config.actor_rollout_ref.actor.policy_loss.method, resolve=True)
-        self._scheduler = MethodConfig.from_flat(method).scheduler()
+    def __init__(self, method: MethodConfig):
+        self._scheduler = method.scheduler()
 
     def values(self, step: int) -> dict[str, float]:
         return self._scheduler.values(step)

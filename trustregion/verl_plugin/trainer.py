@@ -5,14 +5,16 @@ import os
 import warnings
 
 import ray
-from omegaconf import open_dict
+from omegaconf import OmegaConf, open_dict
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 from verl.utils.debug import marked_timer
 
+from trustregion import MethodConfig
 from trustregion.verl_plugin.advice import advice
+from trustregion.verl_plugin.full_vocabulary import REQUEST
 from trustregion.verl_plugin.metrics import pop_summary
 from trustregion.verl_plugin.replay_buffer import OrderedReplayBuffer
 from trustregion.verl_plugin.rollout_health import RolloutHealth
@@ -32,7 +34,9 @@ class TrustRegionTrainer(PPOTrainerSync):
             config.trainer.v1.trainer_mode = "sync"  # verl compares with this literal in several places
         for sentence in advice(config):
             warnings.warn(sentence, stacklevel=2)
-        self.schedule = TrainerSchedule(config)
+        method = OmegaConf.to_container(config.actor_rollout_ref.actor.policy_loss.method, resolve=True)
+        self.method = MethodConfig.from_flat(method)
+        self.schedule = TrainerSchedule(self.method)
         super().__init__(config)
         self._drawn_in_step = (0, 0)  # (training step, prompts drawn in it)
 
@@ -72,13 +76,31 @@ class TrustRegionTrainer(PPOTrainerSync):
         # What verl's checkpoint manager does for colocated workers, but without its unbounded wait.
         self.health.wait(self.actor_rollout_wg.update_weights(global_steps=self.global_steps, mode="naive"))
 
-    # ---- schedules and exact metrics ---------------------------------------------------------------------------------
+    # ---- the anchor's pass and the update ----------------------------------------------------------------------------
+    def _compute_old_log_prob(self, batch, metrics):
+        request = {"entropy": self.method.entropy_every_k_steps > 0, "topk": self.method.topk}
+        batch.extra_info[REQUEST] = json.dumps(request)
+        batch = super()._compute_old_log_prob(batch, metrics)
+        batch.extra_info.pop(REQUEST, None)  # the same batch goes to the reference model next
+        return batch
+
     def _update_actor(self, batch, metrics):
+        request = {
+            "entropy_every": self.method.entropy_every_k_steps,
+            "at_cells": self.method.topk > 0,
+            "first_update": (self.global_steps - 1) * self._updates_per_step,
+        }
+        batch.extra_info[REQUEST] = json.dumps(request)
         batch.extra_info[VALUES] = json.dumps(self.schedule.values(self.global_steps))
         batch = super()._update_actor(batch, metrics)
         summary = pop_summary(metrics)
         metrics.update(summary | self.schedule.observe(summary))
         return batch
+
+    @property
+    def _updates_per_step(self) -> int:
+        actor = self.config.actor_rollout_ref.actor
+        return self.config.data.train_batch_size // actor.ppo_mini_batch_size * actor.ppo_epochs
 
     def _save_checkpoint(self):
         # First: verl's last act is to name the checkpoint as whole.

@@ -10,9 +10,9 @@ from trustregion.verl_plugin.worker_loss import WorkerLoss
 
 class TrustRegionTrainingWorker(TrainingWorker):
     def __init__(self, config):
-        if get_device_name() == "cpu":
-            import trustregion.verl_plugin.engine  # noqa: F401  registers the CPU engine
+        import trustregion.verl_plugin.engine  # noqa: F401  registers our engines
 
+        if get_device_name() == "cpu":
             # verl would ask torch for the backend "cpu:gloo,cpu:gloo", which torch refuses. The process group made
             # here, by verl's own function, is the one it then finds.
             initialize_global_process_group_ray(timeout_second=None, backend="gloo")

@@ -1,10 +1,15 @@
-"""What surrounds verl's policy loss in a worker: the step's values of scheduled fields, and exact metrics."""
+"""What surrounds verl's policy loss in a worker: the step's values of scheduled fields, statistics of the whole
+vocabulary where the method needs them, and exact metrics."""
 
 import json
 
+from tensordict import TensorDict
+from torch import Tensor
 from verl.utils import tensordict_utils as tu
+from verl.workers.utils.padding import no_padding_2_padding
 
 from trustregion.verl_plugin.config import TrustRegionLossConfig
+from trustregion.verl_plugin.full_vocabulary import CELLS, ENTROPY, UPDATE
 from trustregion.verl_plugin.metrics import reduce_exactly
 
 # The trainer sends the values along with the batch, as JSON: a dict would become tensors on the way.
@@ -19,6 +24,19 @@ class WorkerLoss:
 
     def __call__(self, model_output, data, dp_group=None):
         self._policy_loss.set_values(json.loads(tu.get_non_tensor_data(data, VALUES, "{}")))
+        self._policy_loss.parts = _parts(model_output, data)  # verl hands a policy loss nothing but log-probs
         loss, metrics = self._loss_function(model_output=model_output, data=data, dp_group=dp_group)
         reduce_exactly(metrics)
         return loss, metrics
+
+
+def _parts(model_output: dict[str, Tensor], data: TensorDict) -> dict:
+    """What a TokenBatch needs beyond log-probs, [B, T] and [B, T, K+2], from this pass's results and the anchor's."""
+    parts = {"update": tu.get_non_tensor_data(data, UPDATE, 0)}
+    if ENTROPY in model_output:
+        parts["entropy"] = no_padding_2_padding(model_output[ENTROPY], data)
+        parts["entropy_old"] = data.select("entropy").to_padded_tensor()["entropy"]
+    if CELLS in model_output:
+        parts["cell_log_prob"] = no_padding_2_padding(model_output[CELLS], data)
+        parts["cell_log_prob_old"] = no_padding_2_padding(data[CELLS], data)
+    return parts
