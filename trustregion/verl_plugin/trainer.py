@@ -5,6 +5,7 @@ import os
 import warnings
 
 import ray
+import transfer_queue as tq
 from omegaconf import OmegaConf, open_dict
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import register_trainer
@@ -14,10 +15,12 @@ from verl.utils.debug import marked_timer
 
 from trustregion import MethodConfig
 from trustregion.verl_plugin.advice import advice
-from trustregion.verl_plugin.full_vocabulary import REQUEST
+from trustregion.verl_plugin.full_vocabulary import CELL_IDS, CELLS, REQUEST
 from trustregion.verl_plugin.metrics import pop_summary
 from trustregion.verl_plugin.replay_buffer import OrderedReplayBuffer
+from trustregion.verl_plugin.rollout_cells import anchor_cells
 from trustregion.verl_plugin.rollout_health import RolloutHealth
+from trustregion.verl_plugin.rollout_server import TOP_IDS, TOP_LOG_PROBS
 from trustregion.verl_plugin.schedule import TrainerSchedule
 from trustregion.verl_plugin.worker import TrustRegionTrainingWorker, TrustRegionWorker
 from trustregion.verl_plugin.worker_loss import VALUES
@@ -82,7 +85,17 @@ class TrustRegionTrainer(PPOTrainerSync):
         batch.extra_info[REQUEST] = json.dumps(request)
         batch = super()._compute_old_log_prob(batch, metrics)
         batch.extra_info.pop(REQUEST, None)  # the same batch goes to the reference model next
+        if self.method.anchor == "rollout" and self.method.topk:
+            self._put_rollout_cells(batch)
         return batch
+
+    def _put_rollout_cells(self, batch):
+        fields = [TOP_IDS, TOP_LOG_PROBS, "old_log_probs", "responses", "prompts"]
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        *by_token, prompts = (data[name].unbind() for name in fields)
+        cell_ids, cells = anchor_cells(*by_token, [len(prompt) for prompt in prompts])
+        cells = tu.get_tensordict({CELL_IDS: cell_ids, CELLS: cells})
+        tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=cells)
 
     def _update_actor(self, batch, metrics):
         request = {
