@@ -172,6 +172,7 @@ def check_loss(actor, expected):
     assert metrics["trust_sum/clipped"].aggregate() / metrics["trust_sum/tokens"].aggregate() == pytest.approx(clipped)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["band_kl", "dppo_binary_tv"])
 def test_plain_verl_computes_the_loss_that_the_script_chooses(tmp_path, method):
     pytest.importorskip("verl")
