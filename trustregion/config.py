@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trustregion.fields import ConfigError
-from trustregion.regions import REGIONS, All, Region
+from trustregion.regions import REGIONS, All, Region, parts_of
 from trustregion.schedules import SCHEDULES, Schedule, Scheduler
 from trustregion.surrogates import SURROGATES, Surrogate
 
@@ -67,12 +67,12 @@ class MethodConfig:
     @property
     def topk(self) -> int:
         """How many of the anchor's most likely tokens the region needs named; 0 for none."""
-        return max(getattr(part, "K", None) or 0 for part in _parts(self.region))
+        return max(getattr(part, "K", None) or 0 for part in parts_of(self.region))
 
     @property
     def entropy_every_k_steps(self) -> int:
         """In which updates the region needs entropies: every k-th; 0 for none."""
-        return max(getattr(part, "every_k_steps", 0) for part in _parts(self.region))
+        return max(getattr(part, "every_k_steps", 0) for part in parts_of(self.region))
 
     def scheduler(self) -> Scheduler:
         """The method's schedules, at their start."""
@@ -144,7 +144,7 @@ class MethodConfig:
 def check_fit(region: Region, surrogate: Surrogate) -> None:
     """Raises ConfigError where the surrogate cannot use the region, or would ignore one of its fields."""
     name = next((name for name, kind in SURROGATES.items() if kind is type(surrogate)), type(surrogate).__name__)
-    for part in _parts(region):
+    for part in parts_of(region):
         if surrogate.needs_interval and not part.has_interval:
             partition = getattr(part, "partition", None)
             what = f"{type(part).__name__}{f' over the partition {partition!r}' if partition else ''}"
@@ -220,11 +220,7 @@ def _own(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flat(parts: Iterable[Any]) -> list[Any]:
-    return [one for part in parts for one in _parts(part) if dataclasses.is_dataclass(one)]
-
-
-def _parts(region: Any) -> Sequence[Any]:
-    return region.regions if isinstance(region, All) else (region,)
+    return [one for part in parts for one in parts_of(part) if dataclasses.is_dataclass(one)]
 
 
 def _unknown(key: Any, allowed: Iterable[str]) -> ConfigError:

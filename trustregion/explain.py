@@ -13,14 +13,16 @@ import dataclasses
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from trustregion import ConfigError, MethodConfig, TokenBatch, load_preset
+from trustregion import All, ConfigError, MethodConfig, TokenBatch, load_preset
 from trustregion.batch import prepare
+from trustregion.config import replace_fields
 from trustregion.presets import read_preset
+from trustregion.regions import parts_of
 
 PROBABILITIES = (0.001, 0.01, 0.05, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99)
 NO_LIMIT = {"ratio_cap": math.inf, "relax_low": None, "relax_high": None}  # of the fields that shape an interval
@@ -57,12 +59,12 @@ def explain(method: MethodConfig, probabilities: Sequence[float] = PROBABILITIES
     if found is None:
         return None
     # A field sets a bound if the bound moves without it.
-    movable = [name for name in NO_LIMIT if getattr(method.region, name, None) is not None]
-    without = {name: _interval(replace(method.region, **{name: NO_LIMIT[name]}), log_p) for name in movable}
+    movable = [name for name in NO_LIMIT if _is_set(method.region, name)]
+    without = {name: _interval(*replace_fields([method.region], {name: NO_LIMIT[name]}), log_p) for name in movable}
 
     def set_by(side: int, i: int, otherwise: tuple[str, ...]) -> str:
         moved = [name for name in movable if without[name][side][i] != found[side][i]]
-        return next((name for name in (*moved, *otherwise) if getattr(method.region, name, None) is not None), "region")
+        return next((name for name in (*moved, *otherwise) if _is_set(method.region, name)), "region")
 
     rows = []
     for i, p in enumerate(probabilities):
@@ -80,6 +82,10 @@ def explain(method: MethodConfig, probabilities: Sequence[float] = PROBABILITIES
     return rows
 
 
+def _is_set(region: Any, field: str) -> bool:
+    return any(getattr(part, field, None) is not None for part in parts_of(region))
+
+
 def _interval(region: Any, log_p: torch.Tensor) -> tuple[list[float], list[float]] | None:
     if not region.has_interval:
         return None
@@ -89,7 +95,7 @@ def _interval(region: Any, log_p: torch.Tensor) -> tuple[list[float], list[float
 
 def _on_policy(log_p: torch.Tensor):
     ones = torch.ones_like(log_p)
-    return prepare(TokenBatch(log_p, log_p, ones, ones, entropy=ones, entropy_old=ones))
+    return prepare(TokenBatch(log_p, log_p, ones, ones, entropy=ones, entropy_old=ones), requires=("entropy",))
 
 
 def describe(name: str, method: MethodConfig, probabilities: Sequence[float]) -> str:
@@ -122,7 +128,7 @@ def describe(name: str, method: MethodConfig, probabilities: Sequence[float]) ->
 
 
 def _why_not(region: Any) -> str:
-    if getattr(region, "partition", "binary") != "binary":
+    if any(getattr(part, "partition", "binary") != "binary" for part in parts_of(region)):
         return (
             "Not an interval: this divergence also depends on where the probability of the other named tokens goes, so\n"
             "that p and q do not decide it. It is never smaller than the binary one (partition=binary): what is outside\n"
@@ -139,6 +145,8 @@ def _blocks(region: Any) -> bool:
 
 
 def _spell(part: Any) -> str:
+    if isinstance(part, All):
+        return " and ".join(map(_spell, part.regions))
     values = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
     given = [f"{name}={f'{v:g}' if isinstance(v, float) else v}" for name, v in values.items() if v is not None]
     return f"{type(part).__name__}({', '.join(given)})"

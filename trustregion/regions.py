@@ -310,6 +310,11 @@ class All:
         )
 
 
+def parts_of(region: Region) -> Sequence[Region]:
+    """The regions that a conjunction is made of; any other region alone."""
+    return region.regions if isinstance(region, All) else (region,)
+
+
 def _interval_verdict(tokens: Tokens, log_lower: Tensor, log_upper: Tensor, **measured: Tensor | None) -> Verdict:
     log_ratio = tokens.log_ratio
     return Verdict(

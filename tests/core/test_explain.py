@@ -2,12 +2,11 @@
 
 import math
 import sys
-from dataclasses import dataclass
 
 import pytest
 import torch
 
-from trustregion import MethodConfig, TokenBatch, Verdict, load_preset, preset_names
+from trustregion import TokenBatch, load_preset, preset_names
 from trustregion.batch import prepare
 from trustregion.explain import PROBABILITIES, describe, explain, main
 
@@ -63,7 +62,7 @@ def test_fixed_ranges():
     assert row("clip_higher", 0.9).upper_by == "q = 1"  # 1.28 x 0.9 is above 1
 
 
-@pytest.mark.parametrize("name", preset_names())
+@pytest.mark.parametrize("name", [name for name in preset_names() if load_preset(name).region.has_interval])
 @pytest.mark.parametrize("p", PROBABILITIES)
 def test_the_region_begins_at_the_bounds_that_are_shown(name, p):
     method, bounds = load_preset(name), row(name, p)
@@ -74,35 +73,19 @@ def test_the_region_begins_at_the_bounds_that_are_shown(name, p):
                 continue
             log_prob, log_prob_old = (torch.tensor([[math.log(x)]], dtype=torch.float64) for x in (p * ratio, p))
             one = torch.ones_like(log_prob)
-            tokens = prepare(TokenBatch(log_prob, log_prob_old, one, one))
+            tokens = prepare(TokenBatch(log_prob, log_prob_old, one, one, entropy=one, entropy_old=one), ("entropy",))
             verdict = method.region.judge(tokens, as_interval=method.surrogate.needs_interval)
             assert getattr(verdict, side).item() != inside, (side, ratio)
 
 
 # ---- what is not an interval -----------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class TopK:
-    partition: str = "topk"
-    has_interval = False
-
-
-@dataclass(frozen=True)
-class Blocking:
-    has_interval = True
-
-    def judge(self, tokens, as_interval):
-        nowhere, bound = torch.zeros_like(tokens.live), torch.full_like(tokens.log_ratio, 0.1)
-        return Verdict(nowhere, nowhere, ~nowhere, -bound, bound)
-
-
 def test_says_what_cannot_be_shown():
-    mask = load_preset("dppo_binary_tv").surrogate
-    said = describe("x", MethodConfig(TopK(), mask), PROBABILITIES)
+    said = describe("x", load_preset("dppo_topk_tv"), PROBABILITIES)
     assert "Not an interval" in said and "never smaller than the binary one" in said
-    said = describe("x", MethodConfig(TopK(partition="binary"), mask), PROBABILITIES)
-    assert "Not an interval" in said and "entropy" in said
-    said = describe("x", MethodConfig(Blocking(), mask), [0.3])
-    assert "blocks tokens by what p does not tell" in said and "1.1052" in said
+    said = describe("x", load_preset("band_kl_erc"), [0.3])
+    assert "blocks tokens by what p does not tell" in said and "DivergenceBall" in said and "EntropyBand" in said
+    assert row("band_kl_erc", 0.3) == row("band_kl", 0.3)
+    assert row("band_kl_erc", 0.001).upper_by == "ratio_cap"
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
