@@ -21,6 +21,7 @@ from recipes.launcher import launch
 from trustregion.presets import configs_folder
 
 CONFIGS = configs_folder()
+GROUPS = ("method", "model", "data", "cluster")
 
 
 def register_resolvers():
@@ -43,6 +44,7 @@ def compose(overrides: list[str]) -> DictConfig:
     with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
         config = hydra.compose("train", overrides, return_hydra_config=True)
     HydraConfig.instance().set_config(config)
+    OmegaConf.resolve(config.chosen)  # while Hydra still knows: it keeps the choices of the last composition only
     OmegaConf.set_struct(config, False)
     del config["hydra"]
     OmegaConf.set_struct(config, True)
