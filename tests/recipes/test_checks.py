@@ -1,11 +1,13 @@
 """A configuration that cannot work is refused before anything starts; each problem is named with its key and value."""
 
+import re
+
 import pytest
 from omegaconf import OmegaConf
 
 from recipes.checks import check
 from recipes.errors import UserError
-from recipes.train import compose
+from recipes.train import GROUPS, check_choices, compose
 from trustregion.presets import preset_names, read_preset
 
 
@@ -27,6 +29,19 @@ def test_the_shared_compositions_are_what_hydra_composes(configure):
     configure("method=dppo_binary_tv")
     assert OmegaConf.to_container(shared, resolve=True) == OmegaConf.to_container(compose(overrides), resolve=True)
     assert shared.chosen == {"method": "band_kl", "model": "smollm2_135m"}
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("override", ["{}=null", "~{}", "{}=[]", "{}=[a,b]", "{}=3"])
+def test_each_group_has_one_choice(group, override):
+    argument = override.format(group)
+    known = {"method": "band_kl", "model": "tiny", "data": "arithmetic", "cluster": "cpu"}[group]
+    with pytest.raises(UserError, match=rf"^{re.escape(argument)}: {group} must be one of .*\b{known}\b"):
+        check_choices(["seed=1", argument])
+
+
+def test_what_is_no_choice_of_a_group_is_left_to_hydra():
+    check_choices(["--cfg", "job", "-m", "method=grpo,band_kl", "method.delta=null", "data=", "seed=[1,", "data.train_files=[a,b]"])
 
 
 @pytest.mark.parametrize("method", preset_names())

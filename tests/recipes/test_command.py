@@ -26,6 +26,11 @@ def test_unknown_choices_are_answered_with_those_that_exist(group):
     assert "nonsense" in done.stderr and known in done.stderr and "Traceback" not in done.stderr
 
 
+def test_a_group_without_a_choice_is_answered_in_one_line():
+    done = command("model=null")
+    assert (done.returncode, done.stderr) == (2, "error: model=null: model must be one of folder, smollm2_135m, tiny\n")
+
+
 def test_the_command_ends_with_2_and_leaves_no_run_folder(tmp_path):
     done = command("method.delta=oops", "name=x", f"runs={tmp_path / 'runs'}")
     assert done.returncode == 2 and not (tmp_path / "runs").exists()
