@@ -6,6 +6,7 @@ from typing import Any
 from verl.workers.config import PolicyLossConfig
 
 from trustregion import MethodConfig, PolicyLoss
+from trustregion.verl_plugin.names import LOSS_NAME
 
 
 @dataclass
@@ -19,7 +20,7 @@ class TrustRegionLossConfig(PolicyLossConfig):
         trustregion.ConfigError: a field is unknown, of the wrong type or out of range. verl itself checks no types.
     """
 
-    loss_mode: str = "trust_region"
+    loss_mode: str = LOSS_NAME
     method: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):

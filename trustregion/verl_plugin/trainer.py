@@ -9,11 +9,10 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.debug import marked_timer
 
 from trustregion.verl_plugin.metrics import pop_summary
+from trustregion.verl_plugin.names import TRAINER_MODE
 from trustregion.verl_plugin.replay_buffer import OrderedReplayBuffer
 from trustregion.verl_plugin.rollout_health import RolloutHealth
 from trustregion.verl_plugin.worker import TrustRegionTrainingWorker, TrustRegionWorker
-
-TRAINER_MODE = "trust_region_sync"
 
 
 @register_trainer(TRAINER_MODE)
