@@ -17,8 +17,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from rich.console import Console
 from rich.text import Text
 
-from recipes.checks import check_files
 from recipes.errors import UserError
+from recipes.file_checks import check_files
 from recipes.processes import ProcessTree
 from recipes.progress import StepLines
 from recipes.report import write_report

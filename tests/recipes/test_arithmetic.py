@@ -6,7 +6,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from recipes.assets.arithmetic import prepare
-from recipes.data_check import check_parquet
+from recipes.data_check import check_prompts
 from recipes.errors import UserError
 from recipes.rewards import compute_score
 
@@ -23,7 +23,7 @@ def test_each_sum_has_its_answer_and_no_test_sum_is_trained_on(tmp_path, argumen
     prompts = [row["prompt"][0]["content"] for row in train + test]
     assert len(set(prompts)) == len(prompts)
     for split, rows in {"train": train, "test": test}.items():
-        check_parquet(folder / f"{split}.parquet")
+        check_prompts(folder / f"{split}.parquet")
         for index, row in enumerate(rows):
             expression = row["prompt"][0]["content"].removeprefix("Calculate ").rstrip("=.")
             answer = row["reward_model"]["ground_truth"]

@@ -8,7 +8,8 @@ from hydra.utils import instantiate
 from transformers import AutoTokenizer
 
 from recipes.assets.tiny_tokenizer import tiny_tokenizer
-from recipes.data_check import check_model_folder, check_parquet
+from recipes.data_check import check_prompts
+from recipes.model_check import check_model_folder
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,7 @@ def test_data_is_made_where_training_looks_for_it_and_fits(configure, tmp_path, 
     config = configure(f"assets={tmp_path}", "seed=5", *chosen)
     instantiate(config.data.prepare)
     for key in ("train_files", "val_files"):
-        check_parquet(config.data[key], f"data.{key}")
+        check_prompts(config.data[key], f"data.{key}")
     if not chosen:  # the tiny model's own
         tokenizer = tiny_tokenizer(512)
         rows = parquet.read_table(config.data.train_files).to_pylist()

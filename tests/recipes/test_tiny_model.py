@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from recipes.assets.arithmetic import WORDINGS
 from recipes.assets.tiny_model import prepare
 from recipes.assets.warmup import work_out
-from recipes.data_check import check_model_folder
+from recipes.model_check import check_model_folder
 from recipes.rewards import compute_score
 
 

@@ -8,7 +8,9 @@ import pytest
 pytest.importorskip("verl")
 
 from hydra.utils import get_class  # noqa: E402
+from verl.utils.tracking import Tracking  # noqa: E402
 
+from recipes.checks import LOGGERS  # noqa: E402
 from trustregion.verl_plugin import config, names  # noqa: E402
 
 
@@ -21,3 +23,7 @@ def test_names_can_be_had_without_verl():
     for file in (names.__file__, Path(names.__file__).with_name("__init__.py")):
         tree = ast.parse(Path(file).read_text(encoding="utf-8"))
         assert not [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)], file
+
+
+def test_loggers_are_those_that_verl_has():
+    assert set(LOGGERS) == set(Tracking.supported_backend)
