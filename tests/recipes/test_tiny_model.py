@@ -33,6 +33,12 @@ def test_is_a_whole_model_folder_that_vllm_can_load(folder):
     assert tokenizer.eos_token_id != tokenizer.pad_token_id
 
 
+def test_every_field_is_in_the_recipe_that_is_compared(folder):
+    assert json.loads((folder / "asset.json").read_text())["recipe"] == {
+        "name": "tiny_model", "version": 1, "seed": 7, "warmup_steps": 2, "batch_size": 32, "stop_early": 0.55, "slip": 0.05,
+    }  # fmt: skip
+
+
 def test_tokenizer_writes_any_text_and_marks_turns(folder):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     for text in ("3+4+5=", "naïve 数 \n\t \x00", "".join(map(chr, range(1, 256)))):
