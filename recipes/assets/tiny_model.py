@@ -9,6 +9,7 @@ import itertools
 import logging
 import os
 import random
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -25,45 +26,51 @@ MAX_LENGTH = 512  # tokens, prompt and response
 logger = logging.getLogger(__name__)
 
 
-def prepare(
-    folder: str | os.PathLike,
-    seed: int = 0,
-    warmup_steps: int = 250,
-    batch_size: int = 32,
-    stop_early: float = 0.55,
-    slip: float = 0.05,
-) -> Path:
-    """Makes the model, its tokenizer and generation config in `folder` (float32), unless they are there already.
+@dataclass(frozen=True)
+class Recipe:
+    """What decides the weights: the same values give the same ones, bit for bit.
 
     Args:
-        folder: where it goes.
-        seed: of the weights and of the demonstrations. The same arguments give the same weights, bit for bit.
+        seed: of the weights and of the demonstrations.
         warmup_steps: updates of the supervised phase; 250 take about 12 s on one core. 0 leaves the weights random.
         batch_size: demonstrations an update.
         stop_early, slip: how often a demonstration stops half-way or is wrong by one (warmup.work_out): how often the
             model will.
+    """
+
+    seed: int = 0
+    warmup_steps: int = 250
+    batch_size: int = 32
+    stop_early: float = 0.55
+    slip: float = 0.05
+
+
+def prepare(folder: str | os.PathLike, **chosen) -> Path:
+    """Makes the model, its tokenizer and generation config in `folder` (float32), unless they are there already.
+
+    Args:
+        folder: where it goes.
+        chosen: the fields of `Recipe`.
 
     Raises:
         UserError: `folder` holds something else, or cannot be written.
     """
-    recipe = {
-        "name": "tiny_model", "version": VERSION, "seed": seed, "warmup_steps": warmup_steps, "batch_size": batch_size,
-        "stop_early": stop_early, "slip": slip,
-    }  # fmt: skip
+    recipe = Recipe(**chosen)
 
     def build(part: Path) -> None:
         tokenizer = tiny_tokenizer(MAX_LENGTH)
         with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they were
-            torch.manual_seed(seed)
+            torch.manual_seed(recipe.seed)
             model = _new_model(tokenizer)
             questions = {numbers: WORDINGS["chain"].ask(numbers) for numbers in itertools.product(range(10), repeat=3)}
-            warm_up(model, tokenizer, questions, random.Random(seed), warmup_steps, batch_size, stop_early, slip)
+            rng = random.Random(recipe.seed)
+            warm_up(model, tokenizer, questions, rng, recipe.warmup_steps, recipe.batch_size, recipe.stop_early, recipe.slip)
         with no_progress_bars():
             tokenizer.save_pretrained(part)
             model.save_pretrained(part)
         _verify(part, tokenizer, questions)
 
-    return build_once(folder, recipe, build)
+    return build_once(folder, {"name": "tiny_model", "version": VERSION, **asdict(recipe)}, build)
 
 
 def _new_model(tokenizer: Qwen2Tokenizer) -> Qwen3ForCausalLM:

@@ -9,8 +9,8 @@ import pytest
 
 from recipes.assets import smollm2
 from recipes.assets.smollm2 import find_gguf, prepare
-from recipes.data_check import check_model_folder
 from recipes.errors import UserError
+from recipes.model_check import check_model_folder
 
 
 @pytest.fixture

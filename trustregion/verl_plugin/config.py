@@ -7,6 +7,7 @@ from typing import Any
 from verl.workers.config import PolicyLossConfig
 
 from trustregion import MethodConfig, PolicyLoss
+from trustregion.verl_plugin.names import LOSS_NAME
 
 
 @dataclass
@@ -22,7 +23,7 @@ class TrustRegionLossConfig(PolicyLossConfig):
 
     _mutable_fields = PolicyLossConfig._mutable_fields | {"loss", "parts"}
 
-    loss_mode: str = "trust_region"
+    loss_mode: str = LOSS_NAME
     method: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):

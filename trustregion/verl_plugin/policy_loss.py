@@ -5,8 +5,6 @@ from verl.trainer.ppo.core_algos import agg_loss
 from trustregion import TokenBatch
 from trustregion.verl_plugin.metrics import to_scalars
 
-LOSS_NAME = "trust_region"
-
 
 def trust_region_loss(
     old_log_prob, log_prob, advantages, response_mask, loss_agg_mode="token-mean", config=None, rollout_is_weights=None

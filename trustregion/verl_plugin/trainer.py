@@ -17,6 +17,7 @@ from trustregion import MethodConfig
 from trustregion.verl_plugin.advice import advice
 from trustregion.verl_plugin.full_vocabulary import CELL_IDS, CELLS, REQUEST
 from trustregion.verl_plugin.metrics import pop_summary
+from trustregion.verl_plugin.names import TRAINER_MODE
 from trustregion.verl_plugin.replay_buffer import OrderedReplayBuffer
 from trustregion.verl_plugin.rollout_cells import anchor_cells
 from trustregion.verl_plugin.rollout_health import RolloutHealth
@@ -24,8 +25,6 @@ from trustregion.verl_plugin.rollout_server import TOP_IDS, TOP_LOG_PROBS
 from trustregion.verl_plugin.schedule import TrainerSchedule
 from trustregion.verl_plugin.worker import TrustRegionTrainingWorker, TrustRegionWorker
 from trustregion.verl_plugin.worker_loss import VALUES
-
-TRAINER_MODE = "trust_region_sync"
 
 
 @register_trainer(TRAINER_MODE)
