@@ -71,9 +71,12 @@ def _file_problems(config: DictConfig) -> Iterator[str]:
 
 def _method_problems(config: DictConfig) -> Iterator[str]:
     try:
-        MethodConfig.from_flat(OmegaConf.to_container(config.method))
+        method = MethodConfig.from_flat(OmegaConf.to_container(config.method))
     except ConfigError as error:
         yield str(error)
+    else:
+        if method.topk or method.entropy_every_k_steps:
+            yield from _whole_vocabulary_problems(config)
     chosen = config.actor_rollout_ref.actor.policy_loss
     for key, ours in {"_target_": LOSS_CONFIG, "loss_mode": LOSS_NAME, "method": config.method}.items():
         if chosen[key] != ours:
@@ -81,8 +84,24 @@ def _method_problems(config: DictConfig) -> Iterator[str]:
     anchor, bypass = config.method.get("anchor"), config.algorithm.rollout_correction.bypass_mode
     if bypass != (anchor == "rollout"):
         yield f"algorithm.rollout_correction.bypass_mode = {bypass}: contradicts method.anchor = {anchor!r}, which sets it. Remove the override, or change method.anchor."
+    correction = config.algorithm.rollout_correction
+    if anchor == "rollout" and correction.rollout_is is not None:
+        yield f"algorithm.rollout_correction.rollout_is = {correction.rollout_is!r}: with method.anchor = 'rollout' the ratio is measured from the rollout policy already, and importance weights would count the difference twice. {REMOVE}"
+    if anchor == "rollout" and correction.rollout_rs is not None:
+        yield f"algorithm.rollout_correction.rollout_rs = {correction.rollout_rs!r}: verl rejects no samples with method.anchor = 'rollout' (its bypass mode). Remove the override, or set method.anchor=old."
     if anchor == "rollout" and not config.actor_rollout_ref.rollout.calculate_log_probs:
         yield f"actor_rollout_ref.rollout.calculate_log_probs = False: method.anchor = 'rollout' needs the rollout engine's log-probs. {REMOVE}"
+
+
+def _whole_vocabulary_problems(config: DictConfig) -> Iterator[str]:
+    """What keeps the engine from seeing all logits of every token."""
+    needs = "the method needs statistics of the whole vocabulary"
+    if config.actor_rollout_ref.model.use_fused_kernels:
+        yield f"actor_rollout_ref.model.use_fused_kernels = True: {needs}, and fused kernels never make the logits. {REMOVE}"
+    if config.actor_rollout_ref.actor.strategy not in ("fsdp", "fsdp2"):
+        yield f"actor_rollout_ref.actor.strategy = {config.actor_rollout_ref.actor.strategy!r}: {needs}, which verl's FSDP engines alone hand out. Set it to 'fsdp2'."
+    if config.get("distillation") and config.distillation.get("enabled"):
+        yield f"distillation.enabled = True: {needs}, and distillation takes the logits for itself. {REMOVE}"
 
 
 def _trainer_problems(config: DictConfig) -> Iterator[str]:

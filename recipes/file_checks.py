@@ -33,6 +33,9 @@ def _check_model(config: DictConfig):
             f"{said}: is a vision-language model (its config.json has a vision_config), whose images would be lost on a CPU: "
             "only text models are supported there. Choose another model, or cluster=gpu."
         )
+    vocabulary, K = (model.get("text_config") or model).get("vocab_size"), config.method.get("K")
+    if vocabulary is not None and K is not None and K >= vocabulary:
+        raise UserError(f"method.K = {K}: {said} has a vocabulary of {vocabulary} tokens, and K must leave a rest. Lower it.")
     if "vision_config" not in model:  # else verl formats the prompts by the model's processor
         _check_tokenizer(config)
     tokens, longest = data.max_prompt_length + data.max_response_length, longest_sequence(model)

@@ -23,6 +23,7 @@ from recipes.file_checks import check_files
 from recipes.processes import ProcessTree, private_temporary_files
 from recipes.progress import StepLines
 from recipes.report import write_report
+from trustregion.verl_plugin.advice import advice
 
 POLL_SECONDS = 0.2
 LOCK = Path("/tmp/trustregion-local-cluster.lock")  # beside the sockets that it is about, for all users
@@ -42,6 +43,8 @@ def launch(config: DictConfig, command: list[str]):
         (run_dir / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True), encoding="utf-8")
         say(console, shlex.join(command), style="bold")
         say(console, f"files: {run_dir}\nlog:   {run_dir / 'log.txt'}")
+        for sentence in advice(config):
+            say(console, f"note:  {sentence}", style="yellow")
         end = run_driver(run_dir, environment, console, config.trainer.total_training_steps)
 
     if end.steps:

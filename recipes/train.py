@@ -36,6 +36,7 @@ def register_resolvers():
     OmegaConf.register_new_resolver("verl_config_dir", lambda: str(verl_configs), replace=True)
     OmegaConf.register_new_resolver("configs_dir", lambda: str(CONFIGS), replace=True)
     OmegaConf.register_new_resolver("equal", lambda a, b: a == b, replace=True)
+    OmegaConf.register_new_resolver("at_least", lambda a, b: max(a, b or 0), replace=True)
     OmegaConf.register_new_resolver("add", lambda a, b: a + b, replace=True)
     OmegaConf.register_new_resolver("mul", lambda a, b: a * b, replace=True)
 

@@ -135,10 +135,25 @@ def test_all_wrong_values_are_named_at_once(problems_of, group):
         ("trainer=null", "cannot be resolved"),
         ("critic.enable=true", "flash attention"),
         ("cluster.device=tpu", "cluster.device = 'tpu'"),
+        ("method=erc_dapo actor_rollout_ref.model.use_fused_kernels=true", "use_fused_kernels = True: the method needs"),
+        ("method=dppo_topk_tv distillation.enabled=true", "distillation.enabled = True: the method needs"),
+        ("method=erc_dapo method.anchor=rollout", "anchor = 'rollout': an entropy band needs the anchor's entropy"),
+        ("method=dppo_topk_kl algorithm.rollout_correction.rollout_is=token", "would count the difference twice"),
+        ("method=dppo_binary_tv algorithm.rollout_correction.rollout_rs=token_k1", "rollout_rs = 'token_k1': verl rejects no"),
     ],
 )
 def test_wrong_values_are_named(problems_of, override, expected):
     assert expected in problems_of(*override.split())
+
+
+def test_importance_weights_go_with_the_recomputed_anchor(configure):
+    check(configure("name=x", "algorithm.rollout_correction.rollout_is=token"))
+
+
+def test_vllm_is_allowed_as_many_log_probs_as_the_method_asks_for(configure):
+    for override, expected in (("method=band_kl", 20), ("method=dppo_topk_tv", 20), ("method=dppo_topk_tv method.K=64", 64)):
+        config = configure("name=x", *override.split())
+        assert config.actor_rollout_ref.rollout.engine_kwargs.vllm.max_logprobs == expected
 
 
 def test_a_gpu_that_is_not_there(problems_of):

@@ -93,3 +93,8 @@ def test_models_that_see_are_refused_on_a_cpu(files, tmp_path):
 def test_names_on_a_hub_are_left_to_the_workers_unless_the_hub_is_off(files):
     assert "model.path=Qwen/Qwen3-8B: no such folder" in complaint(files("model.path=Qwen/Qwen3-8B"))
     check_files(files("model.path=Qwen/Qwen3-8B", "cluster.env.HF_HUB_OFFLINE=0"))
+
+
+def test_the_named_tokens_leave_a_rest(files):
+    check_files(files("method=dppo_topk_tv"))
+    assert "method.K = 261: model.path=" in complaint(files("method=dppo_topk_tv", "method.K=261"))
