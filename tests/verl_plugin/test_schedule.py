@@ -59,7 +59,7 @@ def test_the_worker_computes_with_the_values_that_came_with_the_batch():
     loss = WorkerLoss(verls_loss, config)
     data = tu.get_tensordict({"x": torch.zeros(2)})
     tu.assign_non_tensor(data, **{VALUES: json.dumps({"delta": 0.01})})
-    _, metrics = loss(None, data)
-    loss(None, tu.get_tensordict({"x": torch.zeros(2)}))  # none came: the configured value
+    _, metrics = loss({}, data)
+    loss({}, tu.get_tensordict({"x": torch.zeros(2)}))  # none came: the configured value
     assert seen == [0.01, 0.05]
     assert metrics["trust_sum/tokens"].aggregation == AggregationType.SUM

@@ -16,9 +16,11 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.ulysses import get_ulysses_sequence_parallel_rank, get_ulysses_sequence_parallel_world_size
 
 from trustregion import token_stats
+from trustregion.verl_plugin.positive_nll import assign_token_count
 
 # What a pass is asked for, sent along with the batch as JSON: in the anchor's {"entropy": bool, "topk": K}; in the
-# updates' {"entropy_every": k, "at_cells": bool, "first_update": how many updates the policy has had before}.
+# updates' {"entropy_every": k, "at_cells": bool, "first_update": how many updates the policy has had before,
+# "correct_reward": the reward of correct responses, where their likelihood is asked for}.
 REQUEST = "trust_region_request"
 # Per token, nested like input_ids and shifted like log_probs: [B, T], [B, T, K] and [B, T, K+2].
 ENTROPY, CELL_IDS, CELLS = "trust_region_entropy", "trust_region_cell_ids", "trust_region_cell_log_prob"
@@ -37,6 +39,8 @@ class FullVocabulary:
             self._first_update, self._updates = first, 0
         tu.assign_non_tensor(data, **{UPDATE: first + self._updates})
         self._updates += 1
+        if (correct_reward := _request(data).get("correct_reward")) is not None:
+            assign_token_count(data, correct_reward, self.get_data_parallel_group())
         return super().train_batch(data, loss_function)
 
     def prepare_model_outputs(self, output, output_args, micro_batch: TensorDict, logits_processor_func):

@@ -97,10 +97,12 @@ class TrustRegionTrainer(PPOTrainerSync):
         tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=cells)
 
     def _update_actor(self, batch, metrics):
+        policy_loss = self.config.actor_rollout_ref.actor.policy_loss
         request = {
             "entropy_every": self.method.entropy_every_k_steps,
             "at_cells": self.method.topk > 0,
             "first_update": (self.global_steps - 1) * self._updates_per_step,
+            "correct_reward": policy_loss.correct_reward if policy_loss.positive_nll_coef else None,
         }
         batch.extra_info[REQUEST] = json.dumps(request)
         batch.extra_info[VALUES] = json.dumps(self.schedule.values(self.global_steps))
