@@ -98,8 +98,6 @@ class _TokenStats(torch.autograd.Function):
         rows = _cat([forward_rows(block, *_at(index, *given), topk) for block, index in _row_blocks(logits)])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(logits, token_ids, temperature, *rows)
-        if rows.cell_ids is not None:
-            ctx.mark_non_differentiable(rows.cell_ids)
         return rows[:4]
 
     @staticmethod
