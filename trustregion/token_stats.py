@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 IGNORE_INDEX = -100
-# Of a workspace, of which there are two: what a CPU's caches hold, and enough to keep a GPU busy.
+# Of each of two workspaces: what a CPU's caches hold, what keeps a GPU busy.
 CHUNK_BYTES = {"cpu": 2 << 20, "cuda": 128 << 20}
 # A log-mass whose mass is 0 in float64 too; unlike -inf it can be multiplied by 0.
 _NEVER = -1e4
@@ -46,11 +46,12 @@ def token_stats(
     topk: int = 0,
     cell_ids: Tensor | None = None,
 ) -> TokenStats:
-    """Log-prob, entropy and, on request, cells of sampled tokens. All differentiable; what the loss leaves unused is free.
+    """Log-prob, entropy and, on request, cells of sampled tokens.
 
-    bfloat16 and float16 are computed in float32. Beyond the results, the forward pass needs memory for a chunk of rows,
-    the backward pass for a chunk and the gradient, which has the logits' dtype. A row whose upstream gradient is all 0
-    is skipped: its gradient is 0 even if its logits are nan.
+    All are differentiable (once), and what a loss does not use costs it nothing. bfloat16 and float16 are computed in
+    float32. Beyond the results, the forward pass needs memory for a chunk of rows, the backward pass for a chunk and
+    the gradient, in the logits' dtype. Rows whose upstream gradients are all 0 are skipped: whatever their logits,
+    nan included, their gradient is 0.
 
     Args:
         logits: any float dtype and strides, [..., V]. -inf is a token of probability 0. A row that holds nan or inf, or
@@ -60,15 +61,16 @@ def token_stats(
         temperature: divides the logits, > 0; a number, or a tensor that broadcasts to [...]. Gets no gradient.
         topk: K in [0, V). Above 0: cells for the K most likely tokens, in falling order. Ties break as `torch.topk`
             breaks them in the dtype computed in: alike for equal rows, but not by id.
-        cell_ids: instead of topk, the K tokens to name: integers in [0, V), distinct in each row, [..., K]. K may be 0.
+        cell_ids: instead of topk, the K tokens to name: integers in [0, V), [..., K], K >= 0, distinct in
+            each row (not checked).
 
     Returns:
         TokenStats. Its K+2 cells: the K named tokens; the sampled token, -inf where it is among those; all the rest,
-        -inf where none is left. The rest is summed from the unnamed tokens wherever 1 - sum(named) would cancel. A cell
-        of -inf has no gradient.
+        -inf where none is left, and summed from the unnamed tokens unless it is most of the mass. Cells of -inf pass
+        no gradient on.
 
     Raises:
-        ValueError: an argument outside these ranges. Finding out costs one device sync.
+        ValueError: an argument outside these ranges. Finding out takes one device sync.
     """
     shape = logits.shape[:-1]
     token_ids, temperature, cell_ids = _checked(logits, token_ids, temperature, topk, cell_ids)
@@ -96,8 +98,6 @@ class _TokenStats(torch.autograd.Function):
         rows = _cat([forward_rows(block, *_at(index, *given), topk) for block, index in _row_blocks(logits)])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(logits, token_ids, temperature, *rows)
-        if rows.cell_ids is not None:
-            ctx.mark_non_differentiable(rows.cell_ids)
         return rows[:4]
 
     @staticmethod
@@ -112,10 +112,8 @@ class _TokenStats(torch.autograd.Function):
         return grad_logits, None, None, None, None
 
 
-def forward_rows(
-    logits: Tensor, token_ids: Tensor, temperature: Tensor | None, cell_ids: Tensor | None, topk: int
-) -> Rows:
-    """Results for logits [N, V], int64 token_ids [N, 1] and cell_ids [N, K], and temperature [N, 1] (None: 1)."""
+def forward_rows(logits: Tensor, token_ids: Tensor, temperature, cell_ids: Tensor | None, topk: int) -> Rows:
+    """From logits [N, V], int64 token_ids [N, 1] and cell_ids [N, K], and temperature [N, 1] (None: 1)."""
     x, y = _workspaces(logits)
     given = logits, token_ids, temperature, cell_ids
     starts = range(0, max(len(logits), 1), len(x))
@@ -160,39 +158,32 @@ def _forward_chunk(x, y, logits, token_ids, temperature, cell_ids, topk) -> Rows
     return Rows(log_prob.masked_fill(ignored, 0.0), log_norm + w / (1 + t), cell_ids, cells, largest, log_norm)
 
 
-def backward_rows(
-    grad_logits: Tensor,
-    logits: Tensor,
-    rows: Rows,
-    token_ids: Tensor,
-    temperature: Tensor | None,
-    grad_log_prob: Tensor | None,
-    grad_entropy: Tensor | None,
-    grad_cells: Tensor | None,
-) -> None:
-    """Writes grad_logits [N, V], from what `forward_rows` took and gave and the gradients of that (None: 0).
-
-    With g_a, g_H and g_c upstream, P_c the masses of the cells and G = g_a + sum g_c, the gradient of x_i is
+def backward_rows(grad_logits: Tensor, logits: Tensor, rows: Rows, token_ids, temperature, *grads) -> None:
+    """Writes grad_logits [N, V], given what `forward_rows` took and gave, and the gradients (None: 0) of the latter's
+    log_prob g_a, entropy g_H and cells g_c. With P_c the mass of cell c and G = g_a + sum g_c, that of x_i is
 
         g_a [i = a] + sum_c g_c [i in c] p_i / P_c - p_i (G + g_H (ln p_i + H))
     """
+    grad_log_prob, grad_entropy, grad_cells = grads
     no_gradient = torch.zeros_like(rows.largest)
     grad_log_prob = no_gradient if grad_log_prob is None else grad_log_prob.masked_fill(token_ids < 0, 0.0)
     if grad_cells is not None:
         grad_cells = grad_cells.masked_fill(rows.cell_log_prob == -torch.inf, 0.0)
     grads = grad_log_prob, grad_entropy, grad_cells
     used = torch.cat([grad for grad in grads if grad is not None], -1) != 0
-    live = used.any(-1).nonzero()[:, 0]  # syncs, but prompts, padding and blocked tokens cost nothing
+    live = used.any(-1).nonzero()[:, 0].tolist()  # syncs, but prompts, padding and blocked tokens then cost nothing
     if len(live) < len(logits):
         grad_logits.zero_()
     x, y = _workspaces(logits)
-    for index in live.split(len(x)):
-        chunk = logits.index_select(0, index)
-        row_grads = _backward_chunk(x, y, chunk, Rows(*_at(index, *rows)), *_at(index, token_ids, temperature, *grads))
-        grad_logits.index_copy_(0, index, row_grads.to(grad_logits.dtype))
+    for start in range(0, len(live), len(x)):
+        index = live[start : start + len(x)]
+        if index[-1] - index[0] < len(index):  # a slice is a view, which saves a copy
+            index = slice(index[0], index[-1] + 1)
+        given = _at(index, logits, token_ids, temperature, *grads)
+        grad_logits[index] = _backward_chunk(x, y, Rows(*_at(index, *rows)), *given).to(logits.dtype)
 
 
-def _backward_chunk(x, y, logits, rows, token_ids, temperature, grad_log_prob, grad_entropy, grad_cells) -> Tensor:
+def _backward_chunk(x, y, rows, logits, token_ids, temperature, grad_log_prob, grad_entropy, grad_cells) -> Tensor:
     x, y = x[: len(logits)].copy_(logits), y[: len(logits)]
     ignored, token_ids = token_ids < 0, token_ids.clamp(min=0)
     ids, own, total = token_ids, grad_log_prob, grad_log_prob
@@ -211,7 +202,7 @@ def _backward_chunk(x, y, logits, rows, token_ids, temperature, grad_log_prob, g
     _divide(x.sub_(rows.largest), temperature).sub_(rows.log_norm + log_rest).clamp_(min=_NEVER)
     torch.exp(x, out=y)
     rest = log_rest.exp()
-    factor = grad_rest - rest * total
+    factor = -grad_rest * torch.expm1(log_rest) - rest * (total - grad_rest)
     if grad_entropy is None:
         y.mul_(_divide(factor, temperature))
     else:
@@ -247,7 +238,7 @@ def _divide(x: Tensor, temperature: Tensor | None) -> Tensor:
 
 
 def _compute_dtype(logits: Tensor) -> torch.dtype:
-    return torch.promote_types(logits.dtype, torch.float32)
+    return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
 def _workspaces(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -258,17 +249,14 @@ def _workspaces(logits: Tensor) -> tuple[Tensor, Tensor]:
     return tuple(logits.new_empty(2, max(1, min(N, fitting)), V, dtype=dtype))
 
 
-def _row_blocks(logits: Tensor):
-    """Pairs of a view [n, V] and the slice of rows it is: several where strides forbid one, as reshape would copy."""
-    blocks, start = [logits], 0
-    while blocks:
-        block = blocks.pop(0)
-        try:
-            block = block.view(block.shape[:-1].numel(), block.shape[-1])
-        except RuntimeError:
-            blocks[:0] = block.unbind()
-            continue
-        yield block, slice(start, start := start + len(block))
+def _row_blocks(logits: Tensor, start: int = 0):
+    """Pairs of a view [n, V] and the slice of rows it is; several where strides forbid a single view: no copies."""
+    n = logits.shape[:-1].numel()
+    try:
+        yield logits.view(n, logits.shape[-1]), slice(start, start + n)
+    except RuntimeError:
+        for i, part in enumerate(logits):
+            yield from _row_blocks(part, start + i * (n // len(logits)))
 
 
 def _at(index: Tensor | slice, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -290,31 +278,31 @@ def _checked(logits, token_ids, temperature, topk, cell_ids) -> tuple[Tensor, Te
         raise ValueError(f"topk={topk} and cell_ids of shape {tuple(cell_ids.shape)}: give one of them")
 
     token_ids = _flat_ids("token_ids", token_ids.unsqueeze(-1), shape)
-    valid = (token_ids >= 0) & (token_ids < V) | (token_ids == IGNORE_INDEX)
-    checks = [("token_ids", token_ids, valid, f"in [0, {V}) or {IGNORE_INDEX}")]
-    if cell_ids is not None:
-        cell_ids = _flat_ids("cell_ids", cell_ids, shape)
-        checks.append(("cell_ids", cell_ids, (cell_ids >= 0) & (cell_ids < V), f"in [0, {V})"))
+    cell_ids = None if cell_ids is None else _flat_ids("cell_ids", cell_ids, shape)
     if isinstance(temperature, Tensor):
-        temperature = temperature.detach().to(logits.device, dtype)
         try:
-            temperature = temperature.expand(shape).reshape(-1, 1)
+            temperature = temperature.detach().to(logits.device, dtype).expand(shape).reshape(-1, 1)
         except RuntimeError:
             raise ValueError(f"temperature of shape {tuple(temperature.shape)} for {tuple(shape)} tokens") from None
-        checks.append(("temperature", temperature, (temperature > 0) & temperature.isfinite(), "finite and > 0"))
     elif not 0 < temperature < math.inf:
         raise ValueError(f"temperature={temperature}: must be finite and > 0")
     else:
         temperature = None if temperature == 1 else torch.full_like(token_ids, temperature, dtype=dtype)
+
+    checks = [
+        ("token_ids", token_ids, lambda ids: (ids >= 0) & (ids < V) | (ids == IGNORE_INDEX), f"in [0, {V}) or -100"),
+        ("cell_ids", cell_ids, lambda ids: (ids >= 0) & (ids < V), f"in [0, {V})"),
+        ("temperature", temperature, lambda T: (T > 0) & T.isfinite(), "finite and > 0"),
+    ]
+    checks = [(name, x, valid(x), meaning) for name, x, valid, meaning in checks if x is not None]
     if not torch.stack([valid.all() for _, _, valid, _ in checks]).all():
-        for name, values, valid, meaning in checks:
-            if not valid.all():
-                raise ValueError(f"{name} holds {values[~valid][0].item()}: must be {meaning}")
+        name, x, valid, meaning = next(check for check in checks if not check[2].all())
+        raise ValueError(f"{name} holds {x[~valid][0].item()}: must be {meaning}")
     return token_ids, temperature, cell_ids
 
 
 def _flat_ids(name: str, ids: Tensor, shape: torch.Size) -> Tensor:
     if ids.dtype not in (torch.int32, torch.int64) or ids.shape[:-1] != shape or ids.dim() != len(shape) + 1:
-        lead = tuple(ids.shape[:-1])
-        raise ValueError(f"{name} of {ids.dtype} for {lead} tokens: must be int32 or int64, for {tuple(shape)} tokens")
+        given = tuple(ids.shape[:-1])
+        raise ValueError(f"{name} of {ids.dtype} for {given} tokens: must be int32 or int64, for {tuple(shape)} tokens")
     return ids.reshape(shape.numel(), ids.shape[-1]).long()
