@@ -96,6 +96,7 @@ def _new_model(tokenizer: Qwen2Tokenizer) -> Qwen3ForCausalLM:
 def _verify(folder: Path, tokenizer: Qwen2Tokenizer, questions: dict[tuple[int, ...], str]) -> None:
     """Reads the tokenizer back as every other program will: by AutoTokenizer, which chooses the class by itself."""
     again = AutoTokenizer.from_pretrained(folder)
-    texts = [*questions.values(), *tokenizer.all_special_tokens, "Any text: naïve, 数, \n\t<|user|>!"]
+    some = list(questions.values())[::37]  # all are made of the same few characters
+    texts = [*some, *tokenizer.all_special_tokens, "Any text: naïve, 数, \n\t<|user|>!"]
     if len(again) != len(tokenizer) or any(again.encode(t) != tokenizer.encode(t) or again.decode(again.encode(t)) != t for t in texts):
         raise RuntimeError(f"the tokenizer in {folder} does not read back as it was written: transformers has changed")

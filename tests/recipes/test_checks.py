@@ -104,6 +104,27 @@ WRONG = {
         "actor_rollout_ref.rollout.temperature=0": "rollout.temperature = 0: must be a number > 0",
         "trainer.n_gpus_per_node=2": "trainer.n_gpus_per_node = 2: contradicts cluster.workers = 1",
     },
+    "batch": {
+        "data.train_batch_size=10": "data.train_batch_size = 10: must be a multiple of",
+        "cluster.workers=3": "do not divide over 3 workers",
+        "critic.enable=true": "flash attention",
+        "actor_rollout_ref.rollout.tensor_model_parallel_size=3": "tensor_model_parallel_size = 3: on a CPU",
+    },
+    "others of the same keys": {
+        "seed=-1": "seed = -1",
+        "+method.detla=0.1": "Did you mean 'delta'",
+        "trainer.logger=console": "trainer.logger = 'console': lacks file",
+        "actor_rollout_ref.actor.optim.lr=nan": "optim.lr = nan",
+        "actor_rollout_ref.rollout.temperature=hot": "rollout.temperature = 'hot'",
+        "data.train_max_samples=a": "data.train_max_samples = 'a'",
+    },
+    "and others": {
+        "seed=true": "seed = True",
+        "method.anchor=rolout": "anchor = 'rolout'",
+        "trainer.logger=null": "trainer.logger = None: must be a list",
+        "cluster.device=tpu": "cluster.device = 'tpu'",
+        "actor_rollout_ref.rollout.tensor_model_parallel_size=0": "tensor_model_parallel_size = 0: must be a whole number",
+    },
 }
 
 
@@ -117,24 +138,10 @@ def test_all_wrong_values_are_named_at_once(problems_of, group):
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("method.delta=nan", "method.delta = nan"),
-        ("+method.detla=0.1", "Did you mean 'delta'"),
-        ("method.anchor=rolout", "anchor = 'rolout'"),
-        ("data.train_batch_size=10", "data.train_batch_size = 10: must be a multiple of"),
         ("model=smollm2_135m actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=7", "ppo_micro_batch_size_per_gpu = 7: does not divide"),
-        ("cluster.workers=3", "do not divide over 3 workers"),
-        ("cluster.workers=0", "cluster.workers = 0"),
-        ("seed=-1", "seed = -1"),
-        ("trainer.logger=console", "trainer.logger = 'console': lacks file"),
-        ("trainer.logger=null", "trainer.logger = None: must be a list"),
-        ("actor_rollout_ref.actor.optim.lr=nan", "optim.lr = nan"),
-        ("actor_rollout_ref.rollout.temperature=hot", "rollout.temperature = 'hot'"),
-        ("cluster.workers=2 actor_rollout_ref.rollout.tensor_model_parallel_size=2", "tensor_model_parallel_size = 2: on a CPU"),
-        ("actor_rollout_ref.rollout.tensor_model_parallel_size=0", "tensor_model_parallel_size = 0: must be a whole number"),
         ("cluster.workers=4 cluster.device=cuda actor_rollout_ref.rollout.tensor_model_parallel_size=3", "size = 3: must divide"),
+        ("cluster.workers=0", "cluster.workers = 0"),
         ("trainer=null", "cannot be resolved"),
-        ("critic.enable=true", "flash attention"),
-        ("cluster.device=tpu", "cluster.device = 'tpu'"),
         ("method=erc_dapo actor_rollout_ref.model.use_fused_kernels=true", "use_fused_kernels = True: the method needs"),
         ("method=dppo_topk_tv distillation.enabled=true", "distillation.enabled = True: the method needs"),
         ("method=erc_dapo method.anchor=rollout", "anchor = 'rollout': an entropy band needs the anchor's entropy"),
