@@ -1,6 +1,6 @@
 """The loss in TRL's GRPOTrainer: one method overridden. Trains the tiny model, which adds carelessly, on a CPU.
 
-    python examples/trl_grpo.py          # with TRL 1.16
+    PYTHONPATH=.venv/trl python examples/trl_grpo.py          # TRL 1.16, as `make setup` installs it
 
 The integration is the three lines marked below: hand over TRL's tensors, log, average. The rest is TRL as always.
 """

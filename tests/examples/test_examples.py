@@ -1,4 +1,4 @@
-"""The examples run, and do what they say."""
+"""The examples in plain torch and in plain verl run, and do what they say."""
 
 import os
 import runpy
@@ -27,71 +27,6 @@ def test_plain_torch_learns_to_count_and_is_clipped_on_the_way(monkeypatch, caps
     clipped = [float(row.split()[2].rstrip("%")) for row in rows]
     assert rewards[0] < 0.1 and rewards[-1] > 0.9
     assert max(clipped) > 1
-
-
-# ---- TRL -------------------------------------------------------------------------------------------------------------
-@pytest.fixture(scope="module")
-def trl_example():
-    pytest.importorskip("trl")
-    return runpy.run_path(str(EXAMPLES / "trl_grpo.py"))
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory):
-    from recipes.assets.tiny_model import prepare
-
-    return prepare(tmp_path_factory.mktemp("assets") / "tiny", warmup_steps=0)
-
-
-def digits(completions, **_):
-    """A reward that a model with random weights gets some of."""
-    return [sum(c.isdigit() for c in completion[0]["content"]) / 16 for completion in completions]
-
-
-@pytest.mark.slow
-def test_grpo_in_trl_equals_trls_own_loss(trl_example, model_folder, tmp_path):
-    ours = trl_example["TrustRegionGRPOTrainer"]
-    seen = []
-
-    class Both(ours):
-        policy_loss = PolicyLoss.from_preset("grpo")
-
-        def _compute_loss(self, model, inputs):
-            parameters = list(model.parameters())
-            theirs = super(ours, self)._compute_loss(model, inputs)
-            gradient = torch.autograd.grad(theirs, parameters)
-            loss = super()._compute_loss(model, inputs)
-            seen.append((theirs.item(), gradient, loss.item(), torch.autograd.grad(loss, parameters, retain_graph=True)))
-            return loss
-
-    # TRL's `delta` is the dual clip.
-    same = {"loss_type": "grpo", "epsilon": 0.2, "delta": 3.0, "gradient_accumulation_steps": 2}
-    trainer = trl_example["make_trainer"](
-        model_folder, Both, digits, max_steps=3, per_device_train_batch_size=32, learning_rate=1e-2, logging_steps=1,
-        disable_tqdm=True, output_dir=tmp_path, **same,
-    )  # fmt: skip
-    trainer.train()
-    assert len(seen) == 6
-    for theirs, gradient, loss, our_gradient in seen:
-        assert loss == pytest.approx(theirs, rel=1e-5, abs=1e-7)
-        assert any(g.abs().max() > 1e-3 for g in gradient)
-        torch.testing.assert_close(our_gradient, gradient, rtol=1e-4, atol=1e-7)
-    rows = trainer.state.log_history[:-1]
-    clipped = [row["clip_fraction"] for row in rows]
-    assert clipped[0] == 0 and max(clipped) > 0.05  # ratios were 1 at first, and beyond the bounds later
-    assert clipped == pytest.approx([row["clip_ratio/region_mean"] for row in rows], abs=1e-6)
-
-
-@pytest.mark.slow
-def test_band_kl_trains_in_trl(trl_example, model_folder, tmp_path):
-    trainer = trl_example["make_trainer"](
-        model_folder, reward=digits, max_steps=12, per_device_train_batch_size=64, learning_rate=2e-2,
-        lr_scheduler_type="constant", disable_tqdm=True, output_dir=tmp_path,
-    )  # fmt: skip
-    trainer.train()
-    rows = trainer.state.log_history[:-1]
-    assert rows[0]["reward"] < 0.1 and rows[-1]["reward"] > 0.5
-    assert max(row["clip_fraction"] for row in rows) > 0.01
 
 
 # ---- plain verl ------------------------------------------------------------------------------------------------------

@@ -76,6 +76,11 @@ def main() -> int:
     except (PluginMissing, ImportError) as error:
         print("  verl           does NOT know our policy loss")
         problems.append(f"{type(error).__name__}: {error}")
+    if (trl := version("trl")) and int(trl.split(".")[0]) >= 1:
+        problems.append(
+            f"trl {trl} beside verl: verl's workers import a model from it that TRL 1 no longer has, and end. pip uninstall "
+            "trl, and use it in an environment of its own"
+        )
     print("  kernels        pure torch")
 
     print("machine")
