@@ -11,15 +11,9 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from trustregion.divergences import ClosedForm, Divergence, NewtonSolved, get_divergence
-from trustregion.numerics import at_most, complement
+from trustregion.divergences import Divergence, get_divergence
+from trustregion.numerics import at_most
 from trustregion.partitions import upcast
-
-# From the start that KL gives, four steps reach float64's last digits for delta from 1e-12 up and every p; a fixed
-# number of them needs no device sync.
-NEWTON_STEPS = 4
-# Below this log-prob every mass is 0 in float64 too.
-_SMALLEST_LOG_PROB = -1000.0
 
 
 @torch.no_grad()
@@ -30,7 +24,7 @@ def band_bounds(
 
     Args:
         log_prob_old: ln p of the token under the anchor policy, in nats, <= 0, any shape. Values above 0 count as 0.
-        divergence: a name in `divergences.DIVERGENCES`, or an instance.
+        divergence: a name that `divergences.get_divergence` knows, or an instance.
         delta: radius, > 0, in the divergence's own unit (nats for kl).
         ratio_cap: largest ratio allowed whatever the trust region says, > 1, or None.
 
@@ -57,10 +51,7 @@ def interval(
     log_p = log_prob_old.clamp(max=0)
     info = torch.finfo(log_p.dtype)  # a radius outside its range would end in 0 / 0 or inf * 0
     delta_low, delta_high = (min(max(delta, info.tiny), info.max) for delta in (delta_low, delta_high))
-    if isinstance(divergence, ClosedForm):
-        log_lower, log_upper = divergence.log_lower(log_p, delta_low), divergence.log_upper(log_p, delta_high)
-    else:
-        log_lower, log_upper = _solve(divergence, log_p, delta_low, delta_high)
+    log_lower, log_upper = (bound.to(log_p.dtype) for bound in divergence.bounds(log_p, delta_low, delta_high))
 
     vanishes = at_most(log_p, divergence.saturation(delta_low)[0])
     fills = at_most(-log_p, -divergence.saturation(delta_high)[1])
@@ -68,50 +59,6 @@ def interval(
     log_upper = torch.where(fills, -log_p, log_upper)
     # Rounding must put neither bound on the wrong side of 1, nor the upper one above 1/p.
     return log_lower.clamp(max=0), torch.minimum(log_upper.clamp(min=0), -log_p)
-
-
-def _solve(divergence: NewtonSolved, log_p: Tensor, delta_low: float, delta_high: float) -> tuple[Tensor, Tensor]:
-    clamped = log_p.clamp(min=_SMALLEST_LOG_PROB)
-    p, c = clamped.exp(), complement(clamped)
-    _, growth = solve_side(divergence, p, c, clamped, delta_high)  # the token grows, the rest shrinks
-    decay, _ = solve_side(divergence, c, p, c.log(), delta_low)  # the other way round
-    return -decay, growth + (clamped - log_p)
-
-
-def solve_side(
-    divergence: NewtonSolved, grow: Tensor, shrink: Tensor, log_grow: Tensor, delta: float
-) -> tuple[Tensor, Tensor]:
-    """Moves mass from one cell to the other until the divergence is delta.
-
-    Args:
-        grow, shrink: the anchor's masses of the cell that grows and of the one that shrinks; they add up to 1.
-        log_grow: ln grow, which is still there where grow underflows.
-        delta: the radius.
-
-    Returns:
-        (z, x): minus the log-ratio of the shrinking cell, and the log-ratio of the growing one, both >= 0.
-    """
-    start = divergence.start(grow, shrink, delta)
-    z = start
-    for _ in range(NEWTON_STEPS):
-        moved, x = _move(z, grow, shrink, log_grow)
-        # Both terms are >= 0: nothing cancels but the final difference.
-        excess = divergence.term(grow, moved, x) + divergence.term(shrink, -moved, -z) - delta
-        z = z - excess / divergence.slope(shrink, z, x)
-    z = torch.where(start < torch.inf, z, torch.inf)  # beyond the float range, the steps above are inf - inf
-    return z, _move(z, grow, shrink, log_grow)[1]
-
-
-def _move(z: Tensor, grow: Tensor, shrink: Tensor, log_grow: Tensor) -> tuple[Tensor, Tensor]:
-    """The mass that changes cell when the shrinking one falls by e^-z, and the log-ratio x of the growing one."""
-    moved, left = shrink * -torch.expm1(-z), shrink * (-z).exp()
-    # x = ln(1 + moved/grow). In turn: exact where hardly anything is left; exact for small moves; cannot overflow.
-    x = torch.where(
-        moved > left,
-        torch.log1p(-left) - log_grow,
-        torch.where(moved < grow, torch.log1p(moved / grow), (grow + moved).log() - log_grow),
-    )
-    return moved, x
 
 
 def _check_above(name: str, value: float, above: float) -> None:

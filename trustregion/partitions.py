@@ -8,7 +8,8 @@ partition, {sampled token} against {all others}, is K = 0. A coarser partition n
 import torch
 from torch import Tensor
 
-from trustregion.divergences import Divergence, get_divergence
+from trustregion.divergences import Cell, Divergence, get_divergence
+from trustregion.divergences.cells import positive
 from trustregion.numerics import complement
 
 
@@ -27,7 +28,7 @@ def binary_divergence(log_prob: Tensor, log_prob_old: Tensor, divergence: str | 
     Args:
         log_prob: ln q, in nats, finite, any shape. Values above 0 count as 0.
         log_prob_old: ln p, same shape and range.
-        divergence: a name in `divergences.DIVERGENCES`, or an instance.
+        divergence: a name that `divergences.get_divergence` knows, or an instance.
 
     Returns:
         D >= 0, same shape, without gradient; float64 if an input is, else float32. 0 exactly where q = p.
@@ -44,9 +45,11 @@ def binary_divergence(log_prob: Tensor, log_prob_old: Tensor, divergence: str | 
     gained = _gained(log_prob, log_prob_old, log_ratio)
     # Where the others lose most of their mass the quotient rounds to -1; there the masses are far apart, and the
     # difference of their logs is accurate.
-    growth = -gained / rest_old
-    rest_log_ratio = torch.where(growth > -0.5, growth.log1p(), rest.log() - rest_old.log())
-    return divergence.term(log_prob_old.exp(), gained, log_ratio) + divergence.term(rest_old, -gained, rest_log_ratio)
+    growth, log_rest_old = -gained / rest_old, rest_old.log()
+    rest_log_ratio = torch.where(growth > -0.5, growth.log1p(), rest.log() - log_rest_old)
+    sampled = Cell(positive(log_prob_old.exp()), log_prob_old, gained, log_ratio)
+    others = Cell(rest_old, log_rest_old, -gained, rest_log_ratio)
+    return (divergence.term(sampled) + divergence.term(others)).clamp(min=0)  # underflow may leave -1e-38
 
 
 @torch.no_grad()
@@ -56,7 +59,7 @@ def cell_divergence(cell_log_prob: Tensor, cell_log_prob_old: Tensor, divergence
     Args:
         cell_log_prob: log-masses of the cells under the policy, in nats, [..., K+2] (any number of cells).
         cell_log_prob_old: the same under the anchor, same shape. Cells that are -inf in both contribute 0.
-        divergence: a name in `divergences.DIVERGENCES`, or an instance.
+        divergence: a name that `divergences.get_divergence` knows, or an instance.
 
     Returns:
         D >= 0, [...], without gradient; float64 if an input is, else float32. Infinite where the definition is.
@@ -72,10 +75,10 @@ def cell_divergence(cell_log_prob: Tensor, cell_log_prob_old: Tensor, divergence
     dtype = torch.promote_types(upcast(cell_log_prob).dtype, cell_log_prob_old.dtype)
     new, old = upcast(cell_log_prob).to(dtype), upcast(cell_log_prob_old).to(dtype)
     log_ratio = new - old
-    terms = divergence.term(old.exp(), _gained(new, old, log_ratio), log_ratio)
+    terms = divergence.term(Cell(positive(old.exp()), old, _gained(new, old, log_ratio), log_ratio))
     # p f(q/p) -> q f'(inf) as p -> 0, and 0 where q is 0 too.
     from_nothing = torch.where(new == -torch.inf, 0.0, new.exp() * divergence.slope_at_infinity)
-    return torch.where(old == -torch.inf, from_nothing, terms).sum(-1)
+    return torch.where(old == -torch.inf, from_nothing, terms).sum(-1).clamp(min=0)
 
 
 def _gained(log_new: Tensor, log_old: Tensor, log_ratio: Tensor) -> Tensor:

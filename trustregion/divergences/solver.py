@@ -1,0 +1,115 @@
+"""Where a two-cell divergence reaches a given radius, for any f-divergence: its `term` is all that is asked for.
+
+Everything here is computed in float64: for float32 tokens the bounds then lose nothing but what their log-prob has
+lost already, even where the term itself cancels somewhat.
+"""
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from trustregion.divergences.cells import Cell, move_mass, positive
+from trustregion.numerics import COMPLEMENT_FLOOR
+
+# The unknown is ln z, bracketed by all that float64 can hold.
+LOG_Z = (-700.0, 709.0)
+# 22 were enough for every divergence here, delta from 1e-12 to its largest value and log-probs from -1000 to -1e-9.
+STEPS = 24
+# ln(1 - m) of a mass m that vanishes: beyond, 1 - m is below float64's range.
+LARGEST_LOSS = 700.0
+
+Term = Callable[[Cell], Tensor]
+
+
+def solve_bounds(term: Term, log_p: Tensor, delta_low: float, delta_high: float) -> tuple[Tensor, Tensor]:
+    """(log_lower, log_upper) of the ratio, in float64, for log-probs in float32 or float64.
+
+    Where the divergence never reaches the radius they are -inf and -log_p. A fixed number of steps: no device sync.
+    """
+    log_p, floor = log_p.double().clamp(min=-1e300), COMPLEMENT_FLOOR[log_p.dtype]
+    p, c = log_p.exp(), (-torch.expm1(log_p)).clamp(min=floor)
+    log_c = c.log()
+    _, growth = solve_side(term, p, c, log_p, log_c, delta_high)  # the token grows, the rest shrinks
+    decay, _ = solve_side(term, c, p, log_c, log_p, delta_low)  # the other way round
+    return -decay, growth
+
+
+def solve_side(
+    term: Term, grow: Tensor, shrink: Tensor, log_grow: Tensor, log_shrink: Tensor, delta: float
+) -> tuple[Tensor, Tensor]:
+    """Moves mass from one cell to the other until the divergence is delta.
+
+    Args:
+        grow, shrink: the anchor's masses of the cell that grows and of the one that shrinks; they add up to 1.
+        log_grow, log_shrink: their logarithms, which are still right where the masses underflow.
+        delta: the radius.
+
+    Returns:
+        (z, x): minus the log-ratio of the shrinking cell (inf: it may vanish), and that of the growing one, both >= 0.
+    """
+    info = torch.finfo(torch.float64)
+    mass_grow, mass_shrink = positive(grow), positive(shrink)
+
+    def excess(log_z: Tensor) -> Tensor:
+        z = log_z.exp()
+        moved, x = move_mass(z, grow, shrink, log_grow)
+        distance = term(Cell(mass_grow, log_grow, moved, x)) + term(Cell(mass_shrink, log_shrink, -moved, -z))
+        # In logarithms the divergence is nearly a straight line over most of the range.
+        return (distance / delta).clamp(info.tiny, info.max).log()
+
+    low, high = (torch.full_like(grow, end) for end in LOG_Z)
+    log_z, never = bracketed_root(excess, low, high, STEPS)
+    z = torch.where(never, torch.inf, log_z.exp())
+    return z, move_mass(z, grow, shrink, log_grow)[1]
+
+
+def bracketed_root(f: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """Root of an increasing function by Chandrupatla's method: inverse quadratic steps where safe, else bisection.
+
+    Returns (root, never): `low` where f is positive there already, `never` where f does not become positive up to `high`.
+    """
+    # f changes sign between a, the latest point, and b; c is the point before.
+    a, b = low, high
+    f_a, f_b = f(a), f(b)
+    always, never = f_a > 0, f_b <= 0
+    fraction = torch.full_like(a, 0.5)  # of the way from a to b
+    for _ in range(steps):
+        x = a + fraction * (b - a)
+        f_x = f(x)
+        same = f_x.sign() == f_a.sign()
+        c, f_c = torch.where(same, a, b), torch.where(same, f_a, f_b)
+        b, f_b = torch.where(same, b, a), torch.where(same, f_b, f_a)
+        a, f_a = x, f_x
+
+        xi, phi = (a - b) / (c - b), (f_a - f_b) / (f_c - f_b)
+        safe = (phi.square() < xi) & ((1 - phi).square() < 1 - xi)
+        step = f_a / (f_b - f_a) * f_c / (f_b - f_c) + (c - a) / (b - a) * f_a / (f_c - f_a) * f_b / (f_c - f_b)
+        # Once a hits the root, the quotients may be 0 / 0.
+        fraction = torch.where(safe & step.isfinite(), step.clamp(0, 1), 0.5)
+    return torch.where(always, low, torch.where(f_a.abs() < f_b.abs(), a, b)), never
+
+
+@lru_cache(maxsize=1024)
+def largest_loss(term: Term, delta: float) -> float:
+    """-ln(1 - m) of the largest mass m that may vanish altogether within the radius delta; inf if all of it may.
+
+    Found among all positive float64 numbers up to `LARGEST_LOSS`: on the CPU, once for each radius.
+    """
+    # Positive floats are ordered like the integers that have the same bits.
+    low, high = 0, torch.tensor(LARGEST_LOSS, dtype=torch.float64, device="cpu").view(torch.int64).item() + 1
+    while high - low > 1:
+        step = max((high - low) // 1024, 1)
+        bits = torch.arange(low + step, high, step, device="cpu")
+        within = int((_loss_distance(term, bits.view(torch.float64)) <= delta).sum())
+        low, high = low + within * step, min(low + (within + 1) * step, high)
+    loss = torch.tensor(low, device="cpu").view(torch.float64).item()
+    return loss if loss < LARGEST_LOSS else math.inf
+
+
+def _loss_distance(term: Term, loss: Tensor) -> Tensor:
+    rest, gone = (-loss).exp(), -torch.expm1(-loss)
+    vanishing = term(Cell(gone, gone.log(), -gone, torch.full_like(loss, -torch.inf)))
+    return vanishing + term(Cell(positive(rest), -loss, gone, loss))
