@@ -77,6 +77,12 @@ def measure(runs: dict, clock, device: str, repeats: int) -> dict[str, list[floa
     return times
 
 
+def processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if platform.system() == "Linux" else []
+    models = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(models, platform.machine())
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
@@ -88,7 +94,7 @@ def main():
     torch.set_num_threads(args.threads)
     # Of one thread, the processor time is the wall time of an idle machine, or close, on a busy one too.
     clock = time.process_time if args.device == "cpu" and args.threads == 1 else time.perf_counter
-    device_name = torch.cuda.get_device_name() if args.device == "cuda" else f"{platform.machine()} CPU"
+    device_name = torch.cuda.get_device_name() if args.device == "cuda" else processor()
 
     table = []
     for V in args.vocabularies:
