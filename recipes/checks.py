@@ -9,7 +9,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from recipes.errors import UserError
 from trustregion import ConfigError, MethodConfig
-from trustregion.verl_plugin.names import LOSS_CONFIG, LOSS_NAME, TRAINER_MODE
+from trustregion.verl_plugin.names import COLOCATE_ASYNC, LOSS_CONFIG, LOSS_NAME, SYNC
 
 # verl's trackers (verl.utils.tracking); verl itself is not imported in this process.
 LOGGERS = ("clearml", "console", "file", "mlflow", "rl_insight", "swanlab", "tensorboard", "trackio", "vemlp_wandb", "wandb")
@@ -108,8 +108,10 @@ def _trainer_problems(config: DictConfig) -> Iterator[str]:
     if not config.trainer.use_v1:
         yield f"trainer.use_v1 = False: verl's legacy trainer can swap the policy loss away; only its v1 trainer is supported. {REMOVE}"
     mode = config.trainer.v1.trainer_mode
-    if mode != TRAINER_MODE:
-        yield f"trainer.v1.trainer_mode = {mode!r}: only {TRAINER_MODE!r} (verl's synchronous v1 trainer) is supported. {REMOVE}"
+    if mode not in (SYNC, COLOCATE_ASYNC):
+        yield f"trainer.v1.trainer_mode = {mode!r}: must be {SYNC!r} or {COLOCATE_ASYNC!r}, verl's v1 trainers of these names with ours in front"
+    if mode == COLOCATE_ASYNC and config.method.get("anchor") == "rollout" and config.method.get("partition") == "topk":
+        yield f"trainer.v1.trainer_mode = {mode!r}: interrupts responses, and verl does not keep the most likely tokens of the parts, which method.anchor = 'rollout' with method.partition = 'topk' needs. Set method.anchor=old, or remove the override."
     sampler = config.trainer.v1.sampler.custom_sampler
     if sampler.path or sampler.name:
         yield f"trainer.v1.sampler.custom_sampler = {sampler.path}, {sampler.name}: would be replaced by our own ordered one. {REMOVE}"

@@ -70,10 +70,14 @@ def test_kl_to_a_reference_model(train):
 
 
 def test_saves_and_goes_on(train):
-    run = train("trainer.save_freq=2", "trainer.total_training_steps=3")
+    target = "{type: target_clip_fraction, target: 0.2, smallest: 0.001, largest: 1.0}"
+    schedule = f"+method.schedule={{delta: {target}}}"
+    run = train("trainer.save_freq=2", "trainer.total_training_steps=3", schedule)
+    deltas = run.column("trust/delta")
+    assert 0.05 == deltas[0] > deltas[1] > deltas[2]  # hardly anything is clipped, so that the region is narrowed
     checkpoint = run.folder / "checkpoints" / "global_step_2"
     resume = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={checkpoint}"]
-    resumed = train("trainer.total_training_steps=3", *resume, name="resumed")
+    resumed = train("trainer.total_training_steps=3", schedule, *resume, name="resumed")
     keys = [key for key in run.rows[2] if not any(part in key for part in TIMING)]
     assert {k: run.rows[2][k] for k in keys} == {k: resumed.rows[0][k] for k in keys}
 
@@ -83,3 +87,9 @@ def test_pretrained_model_with_a_real_vocabulary(train):
     rewards = run.column("critic/rewards/mean")
     assert 0.4 <= sum(rewards) / len(rewards) <= 0.75
     assert max(run.column("training/rollout_probs_diff_mean")) < 1e-4
+
+
+def test_responses_may_go_on_after_an_update(train):
+    run = train("trainer.v1.trainer_mode=trust_region_colocate_async", "method=erc_dapo", "trainer.total_training_steps=6")
+    assert len(run.rows) == 6 and min(run.column("trust/entropy_looked_at")) == 1
+    assert all(0 < x < 0.5 for x in run.column("trust/blocked_by_entropy"))

@@ -86,7 +86,7 @@ WRONG = {
     "trainer": {
         "method.delta=oops": "method.delta = 'oops'",
         "trainer.use_v1=false": "legacy trainer",
-        "trainer.v1.trainer_mode=colocate_async": "'colocate_async': only 'trust_region_sync'",
+        "trainer.v1.trainer_mode=colocate_async": "'colocate_async': must be 'trust_region_sync' or",
         "trainer.v1.sampler.custom_sampler.path=mine.py": "custom_sampler = mine.py",
         "trainer.logger=[file,wandbb]": "trainer.logger = ['file', 'wandbb']: must be a list of verl's trackers, which are clearml,",
         "actor_rollout_ref.actor.optim.lr=-1e-5": "actor_rollout_ref.actor.optim.lr = -1e-05: must be a number >= 0",
@@ -144,6 +144,7 @@ def test_all_wrong_values_are_named_at_once(problems_of, group):
         ("trainer=null", "cannot be resolved"),
         ("method=erc_dapo actor_rollout_ref.model.use_fused_kernels=true", "use_fused_kernels = True: the method needs"),
         ("method=dppo_topk_tv distillation.enabled=true", "distillation.enabled = True: the method needs"),
+        ("method=dppo_topk_tv trainer.v1.trainer_mode=trust_region_colocate_async", "interrupts responses"),
         ("method=erc_dapo method.anchor=rollout", "anchor = 'rollout': an entropy band needs the anchor's entropy"),
         ("method=dppo_topk_kl algorithm.rollout_correction.rollout_is=token", "would count the difference twice"),
         ("method=dppo_binary_tv algorithm.rollout_correction.rollout_rs=token_k1", "rollout_rs = 'token_k1': verl rejects no"),

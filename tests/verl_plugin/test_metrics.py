@@ -16,7 +16,9 @@ def token_batch(tokens: int, seed: int) -> TokenBatch:
     old = -torch.rand(1, tokens, generator=rng) * 3
     new = (old + torch.randn(1, tokens, generator=rng) * 0.5).clamp(max=0)
     advantages = torch.randn(1, tokens, generator=rng)
-    return TokenBatch(new, old, advantages, torch.ones(1, tokens, dtype=torch.bool))
+    entropy = 1 + 0.1 * torch.randn(1, tokens, generator=rng)
+    mask, ones = torch.ones(1, tokens, dtype=torch.bool), torch.ones(1, tokens)
+    return TokenBatch(new, old, advantages, mask, entropy=entropy, entropy_old=ones)
 
 
 def in_worker(loss: PolicyLoss, batch: TokenBatch) -> dict[str, Metric]:
@@ -26,8 +28,9 @@ def in_worker(loss: PolicyLoss, batch: TokenBatch) -> dict[str, Metric]:
     return metrics
 
 
-def test_equal_to_one_call_over_all_tokens():
-    loss = PolicyLoss.from_preset("grpo")
+@pytest.mark.parametrize("preset", ["grpo", "band_kl_erc"])
+def test_equal_to_one_call_over_all_tokens(preset):
+    loss = PolicyLoss.from_preset(preset)
     sizes = [[[7, 60], [1, 30]], [[200, 3], [11, 5]]]  # mini-batch, worker, micro-batch: unequal on purpose
     batches = [[[token_batch(n, seed=n) for n in worker] for worker in mini] for mini in sizes]
 
@@ -47,7 +50,7 @@ def test_equal_to_one_call_over_all_tokens():
 
     flat = [micro for mini in batches for worker in mini for micro in worker]
     whole = TokenBatch(*(torch.cat([getattr(b, f) for b in flat], dim=1)
-                         for f in ("log_prob", "log_prob_old", "advantages", "response_mask")))
+                         for f in ("log_prob", "log_prob_old", "advantages", "response_mask", "entropy", "entropy_old")))
     expected = loss(whole).metrics.summarize()
     del expected["trust/tokens"]
     assert expected["trust/clip_fraction"] > 0.05

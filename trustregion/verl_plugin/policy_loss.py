@@ -4,7 +4,7 @@ from verl.trainer.ppo.core_algos import agg_loss
 
 from trustregion import TokenBatch
 from trustregion.verl_plugin.metrics import to_scalars
-from trustregion.verl_plugin.names import TRAINER_MODE
+from trustregion.verl_plugin.names import SYNC
 
 
 def trust_region_loss(
@@ -38,7 +38,7 @@ def trust_region_loss(
     if policy_loss.loss.requires and not policy_loss.parts:
         raise ValueError(
             f"the method needs {' and '.join(sorted(policy_loss.loss.requires))} of every token, and verl's own trainers "
-            f"carry none: start with python -m recipes.train, whose trainer ({TRAINER_MODE}) does."
+            f"carry none: start with python -m recipes.train, whose trainer ({SYNC}) does."
         )
     out = policy_loss.loss(
         TokenBatch(

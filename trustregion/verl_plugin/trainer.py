@@ -1,4 +1,5 @@
-"""verl's synchronous trainer, repeatable, with exact trust-region metrics, and unable to wait for a dead server."""
+"""verl's colocated trainers with what a method needs of them: schedules, the anchor's statistics and exact metrics;
+prompts in a fixed order; and no waiting for a dead server."""
 
 import json
 import os
@@ -9,6 +10,7 @@ import transfer_queue as tq
 from omegaconf import OmegaConf, open_dict
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 from verl.utils.debug import marked_timer
@@ -17,7 +19,7 @@ from trustregion import MethodConfig
 from trustregion.verl_plugin.advice import advice
 from trustregion.verl_plugin.full_vocabulary import CELL_IDS, CELLS, REQUEST
 from trustregion.verl_plugin.metrics import pop_summary
-from trustregion.verl_plugin.names import TRAINER_MODE
+from trustregion.verl_plugin.names import COLOCATE_ASYNC, SYNC
 from trustregion.verl_plugin.replay_buffer import OrderedReplayBuffer
 from trustregion.verl_plugin.rollout_cells import anchor_cells
 from trustregion.verl_plugin.rollout_health import RolloutHealth
@@ -27,13 +29,14 @@ from trustregion.verl_plugin.worker import TrustRegionTrainingWorker, TrustRegio
 from trustregion.verl_plugin.worker_loss import VALUES
 
 
-@register_trainer(TRAINER_MODE)
-class TrustRegionTrainer(PPOTrainerSync):
-    """`trainer.v1.trainer_mode=trust_region_sync`."""
+class TrustRegionTrainer:
+    """Mixin in front of one of verl's trainers whose workers are colocated with the rollout servers."""
+
+    verls_mode: str  # verl's own name of that trainer, which it compares with in several places
 
     def __init__(self, config):
         with open_dict(config):
-            config.trainer.v1.trainer_mode = "sync"  # verl compares with this literal in several places
+            config.trainer.v1.trainer_mode = self.verls_mode
         for sentence in advice(config):
             warnings.warn(sentence, stacklevel=2)
         method = OmegaConf.to_container(config.actor_rollout_ref.actor.policy_loss.method, resolve=True)
@@ -127,3 +130,21 @@ class TrustRegionTrainer(PPOTrainerSync):
             newest = os.path.join(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}")
             chosen = self.config.trainer.resume_from_path
             self.schedule.load(chosen if self.config.trainer.resume_mode == "resume_path" else newest)
+
+
+@register_trainer(SYNC)
+class TrustRegionSync(TrustRegionTrainer, PPOTrainerSync):
+    """`trainer.v1.trainer_mode=trust_region_sync`: rollouts and updates take turns."""
+
+    verls_mode = "sync"
+
+
+@register_trainer(COLOCATE_ASYNC)
+class TrustRegionColocateAsync(TrustRegionTrainer, PPOTrainerColocateAsync):
+    """`trainer.v1.trainer_mode=trust_region_colocate_async`: what is not finished when a batch is goes on after the update."""
+
+    verls_mode = "colocate_async"
+
+    def on_step_end(self):
+        super().on_step_end()
+        self.checkpoint_manager.resume_generation_replicas()
