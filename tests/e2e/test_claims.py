@@ -93,3 +93,17 @@ def test_responses_may_go_on_after_an_update(train):
     run = train("trainer.v1.trainer_mode=trust_region_colocate_async", "method=erc_dapo", "trainer.total_training_steps=6")
     assert len(run.rows) == 6 and min(run.column("trust/entropy_looked_at")) == 1
     assert all(0 < x < 0.5 for x in run.column("trust/blocked_by_entropy"))
+
+
+@pytest.mark.parametrize("layout", [
+    "actor_rollout_ref.model.use_remove_padding=true",
+    "actor_rollout_ref.actor.use_dynamic_bsz=false",
+    "actor_rollout_ref.model.enable_gradient_checkpointing=true",
+])
+def test_layouts_compute_the_same(train, layout):
+    """How sequences are packed into micro-batches changes neither the cells, the entropies nor the gradient."""
+    common = ["method=dppo_topk_tv", "method.anchor=old", "trainer.total_training_steps=1"]
+    micro = ["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8", "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8"]
+    plain, packed = train(*common, *micro, name="plain"), train(*common, *micro, layout, name="packed")
+    for key in ("trust/divergence_mean", "trust/divergence_max", "trust/log_ratio_abs_mean", "actor/grad_norm", "actor/entropy"):
+        assert packed.rows[0][key] == pytest.approx(plain.rows[0][key], rel=1e-3), key
