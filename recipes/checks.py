@@ -1,84 +1,140 @@
-"""What can be known to be wrong before Ray starts: every problem found is named with its key, value and remedy."""
+"""What can be known to be wrong from the configuration alone: every problem is named with its key, value and remedy."""
 
-import re
+import math
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from recipes.data_check import check_model_folder, check_parquet
 from recipes.errors import UserError
 from trustregion import ConfigError, MethodConfig
+from trustregion.verl_plugin.names import COLOCATE_ASYNC, LOSS_CONFIG, LOSS_NAME, SYNC
 
-TRAINER_MODE = "trust_region_sync"
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")  # "Qwen/Qwen2.5-7B": looked up by the workers, unless the hub is off
+# verl's trackers (verl.utils.tracking); verl itself is not imported in this process.
+LOGGERS = ("clearml", "console", "file", "mlflow", "rl_insight", "swanlab", "tensorboard", "trackio", "vemlp_wandb", "wandb")
+# Other keys are computed from these.
+FIRST = {
+    "cluster.workers": "FSDP workers on this machine",
+    "data.max_prompt_length": "tokens",
+    "data.max_response_length": "tokens",
+}
+REMOVE = "Remove the override."
 
 
 def check(config: DictConfig):
-    """Checks the configuration alone. Raises UserError that lists all problems."""
-    if not _is_count(workers := config.cluster.workers):  # other keys are computed from it
-        raise UserError(f"cluster.workers = {workers!r}: must be a whole number >= 1 (FSDP workers on this machine)")
+    """Checks the configuration and resolves it. Raises UserError that lists all problems."""
     try:
-        OmegaConf.resolve(config)
-        problems = list(_problems(config))
+        problems = [
+            f"{key} = {value!r}: must be a whole number >= 1 ({meaning})"
+            for key, meaning in FIRST.items()
+            if not _is_count(value := OmegaConf.select(config, key))
+        ]
+        if not problems:
+            OmegaConf.resolve(config)
+            problems = list(_problems(config))
     except (OmegaConfBaseException, AttributeError, TypeError) as error:  # the last two: a node that is null
         raise UserError(f"the configuration cannot be resolved: {error}") from error
     if problems:
         raise UserError("\n       ".join(problems))
 
 
-def check_files(config: DictConfig):
-    """Checks the model folder and the parquet files that the configuration names. Raises UserError."""
-    model = config.actor_rollout_ref.model.path
-    if not isinstance(model, str):
-        raise UserError(f"model.path = {model!r}: must be the folder or the name of a model (model.path=...)")
-    offline = str(config.cluster.env.get("HF_HUB_OFFLINE", "0")) == "1"
-    if offline or Path(model).expanduser().exists() or not HUB_NAME.fullmatch(model):
-        check_model_folder(model)
-    for key in ("train_files", "val_files"):
-        files = config.data[key]
-        if not files:
-            raise UserError(f"data.{key} is not set. Give a parquet file (data.{key}=...), or choose one of the data=... presets.")
-        for path in [files] if isinstance(files, str) else files:
-            check_parquet(path, f"data.{key}", config.data.prompt_key)
-
-
 def _problems(config: DictConfig) -> Iterator[str]:
-    if not isinstance(config.seed, int) or isinstance(config.seed, bool) or not 0 <= config.seed < 2**31:
-        yield f"seed = {config.seed!r}: must be a whole number >= 0 and < 2^31"
-    for key in ("name", "runs", "run_dir"):
-        if not isinstance(config[key], str) or not config[key]:
-            yield f"{key} = {config[key]!r}: must be text (quote what looks like a number: {key}='\"...\"')"
-    if isinstance(config.name, str) and ("/" in config.name or config.name in (".", "..")):
-        yield f"name = {config.name!r}: names a folder in runs={config.runs}, so no path"
-    try:
-        MethodConfig.from_flat(OmegaConf.to_container(config.method))
-    except ConfigError as error:
-        yield str(error)
+    yield from _run_problems(config)
+    yield from _file_problems(config)
+    yield from _method_problems(config)
     yield from _trainer_problems(config)
+    yield from _rollout_problems(config)
     yield from _device_problems(config)
     yield from _batch_problems(config)
 
 
-def _trainer_problems(config: DictConfig) -> Iterator[str]:
-    if not config.trainer.use_v1:
-        yield "trainer.use_v1 = False: verl's legacy trainer can swap the policy loss away; only its v1 trainer is supported. Remove the override."
-    mode = config.trainer.v1.trainer_mode
-    if mode != TRAINER_MODE:
-        yield f"trainer.v1.trainer_mode = {mode!r}: only {TRAINER_MODE!r} (verl's synchronous v1 trainer) is supported. Remove the override."
-    sampler = config.trainer.v1.sampler.custom_sampler
-    if sampler.path or sampler.name:
-        yield f"trainer.v1.sampler.custom_sampler = {sampler.path}, {sampler.name}: would be replaced by our own ordered one. Remove the override."
-    loss = config.actor_rollout_ref.actor.policy_loss.loss_mode
-    if loss != "trust_region":
-        yield f"actor_rollout_ref.actor.policy_loss.loss_mode = {loss!r}: the method is chosen by method=..., through the loss 'trust_region'. Remove the override."
+def _run_problems(config: DictConfig) -> Iterator[str]:
+    if not isinstance(config.seed, int) or isinstance(config.seed, bool) or not 0 <= config.seed < 2**31:
+        yield f"seed = {config.seed!r}: must be a whole number >= 0 and < 2^31"
+    for key in ("name", "runs", "run_dir", "assets"):
+        if not _is_text(config[key]):
+            yield f"{key} = {config[key]!r}: must be text (quote what looks like a number: {key}='\"...\"')"
+    if isinstance(config.name, str) and ("/" in config.name or config.name in (".", "..")):
+        yield f"name = {config.name!r}: names a folder in runs={config.runs}, so no path"
+
+
+def _file_problems(config: DictConfig) -> Iterator[str]:
+    model = config.actor_rollout_ref.model.path
+    if not _is_text(model):
+        yield f"model.path = {model!r}: must be the folder of a model. Give one (model.path=...), or choose one of the model=... presets."
+    for key in ("train_files", "val_files"):
+        files = config.data[key]
+        if not (_is_text(files) or (isinstance(files, ListConfig) and files and all(map(_is_text, files)))):
+            yield f"data.{key} = {files!r}: must be a parquet file or a list of them. Give one (data.{key}=...), or choose one of the data=... presets."
+
+
+def _method_problems(config: DictConfig) -> Iterator[str]:
+    try:
+        method = MethodConfig.from_flat(OmegaConf.to_container(config.method))
+    except ConfigError as error:
+        yield str(error)
+    else:
+        if method.topk or method.entropy_every_k_steps:
+            yield from _whole_vocabulary_problems(config)
+    chosen = config.actor_rollout_ref.actor.policy_loss
+    for key, ours in {"_target_": LOSS_CONFIG, "loss_mode": LOSS_NAME, "method": config.method}.items():
+        if chosen[key] != ours:
+            yield f"actor_rollout_ref.actor.policy_loss.{key} = {chosen[key]!r}: the method is chosen by method=..., which sets this to {ours!r}. {REMOVE}"
     anchor, bypass = config.method.get("anchor"), config.algorithm.rollout_correction.bypass_mode
     if bypass != (anchor == "rollout"):
         yield f"algorithm.rollout_correction.bypass_mode = {bypass}: contradicts method.anchor = {anchor!r}, which sets it. Remove the override, or change method.anchor."
+    correction = config.algorithm.rollout_correction
+    if anchor == "rollout" and correction.rollout_is is not None:
+        yield f"algorithm.rollout_correction.rollout_is = {correction.rollout_is!r}: with method.anchor = 'rollout' the ratio is measured from the rollout policy already, and importance weights would count the difference twice. {REMOVE}"
+    if anchor == "rollout" and correction.rollout_rs is not None:
+        yield f"algorithm.rollout_correction.rollout_rs = {correction.rollout_rs!r}: verl rejects no samples with method.anchor = 'rollout' (its bypass mode). Remove the override, or set method.anchor=old."
     if anchor == "rollout" and not config.actor_rollout_ref.rollout.calculate_log_probs:
-        yield "actor_rollout_ref.rollout.calculate_log_probs = False: method.anchor = 'rollout' needs the rollout engine's log-probs. Remove the override."
+        yield f"actor_rollout_ref.rollout.calculate_log_probs = False: method.anchor = 'rollout' needs the rollout engine's log-probs. {REMOVE}"
+
+
+def _whole_vocabulary_problems(config: DictConfig) -> Iterator[str]:
+    """What keeps the engine from seeing all logits of every token."""
+    needs = "the method needs statistics of the whole vocabulary"
+    if config.actor_rollout_ref.model.use_fused_kernels:
+        yield f"actor_rollout_ref.model.use_fused_kernels = True: {needs}, and fused kernels never make the logits. {REMOVE}"
+    if config.actor_rollout_ref.actor.strategy not in ("fsdp", "fsdp2"):
+        yield f"actor_rollout_ref.actor.strategy = {config.actor_rollout_ref.actor.strategy!r}: {needs}, which verl's FSDP engines alone hand out. Set it to 'fsdp2'."
+    if config.get("distillation") and config.distillation.get("enabled"):
+        yield f"distillation.enabled = True: {needs}, and distillation takes the logits for itself. {REMOVE}"
+
+
+def _trainer_problems(config: DictConfig) -> Iterator[str]:
+    if not config.trainer.use_v1:
+        yield f"trainer.use_v1 = False: verl's legacy trainer can swap the policy loss away; only its v1 trainer is supported. {REMOVE}"
+    mode = config.trainer.v1.trainer_mode
+    if mode not in (SYNC, COLOCATE_ASYNC):
+        yield f"trainer.v1.trainer_mode = {mode!r}: must be {SYNC!r} or {COLOCATE_ASYNC!r}, verl's v1 trainers of these names with ours in front"
+    if mode == COLOCATE_ASYNC and config.method.get("anchor") == "rollout" and config.method.get("partition") == "topk":
+        yield f"trainer.v1.trainer_mode = {mode!r}: interrupts responses, and verl does not keep the most likely tokens of the parts, which method.anchor = 'rollout' with method.partition = 'topk' needs. Set method.anchor=old, or remove the override."
+    sampler = config.trainer.v1.sampler.custom_sampler
+    if sampler.path or sampler.name:
+        yield f"trainer.v1.sampler.custom_sampler = {sampler.path}, {sampler.name}: would be replaced by our own ordered one. {REMOVE}"
+    logger = config.trainer.logger
+    loggers = [logger] if isinstance(logger, str) else logger
+    if not isinstance(loggers, list | ListConfig) or not set(loggers) <= set(LOGGERS):
+        yield f"trainer.logger = {logger!r}: must be a list of verl's trackers, which are {', '.join(LOGGERS)}"
+    elif "file" not in loggers:
+        yield f"trainer.logger = {logger!r}: lacks file, which progress and summary are read from. Add it: trainer.logger=[file,...]"
+    rate = config.actor_rollout_ref.actor.optim.lr
+    if not _is_number(rate) or rate < 0:
+        yield f"actor_rollout_ref.actor.optim.lr = {rate!r}: must be a number >= 0"
+
+
+def _rollout_problems(config: DictConfig) -> Iterator[str]:
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.name != "vllm":
+        yield f"actor_rollout_ref.rollout.name = {rollout.name!r}: only 'vllm' is supported. {REMOVE}"
+    if not _is_number(rollout.temperature) or rollout.temperature <= 0:
+        yield (
+            f"actor_rollout_ref.rollout.temperature = {rollout.temperature!r}: must be a number > 0: training samples from the policy, "
+            "and divides its logits by this (greedy validation is actor_rollout_ref.rollout.val_kwargs.do_sample=false)"
+        )
 
 
 def _device_problems(config: DictConfig) -> Iterator[str]:
@@ -93,44 +149,62 @@ def _device_problems(config: DictConfig) -> Iterator[str]:
                 f"cluster device 'cuda': torch {torch.__version__} sees no CUDA device on this machine. Use cluster=cpu, or install with `make setup DEVICE=cuda` where there is one."
             )
     if config.cluster.device == "cpu":
-        strategy = config.actor_rollout_ref.actor.strategy
+        strategy, parallel = config.actor_rollout_ref.actor.strategy, config.actor_rollout_ref.rollout.tensor_model_parallel_size
         if strategy != "fsdp2":
             yield f"actor_rollout_ref.actor.strategy = {strategy!r}: on a CPU only 'fsdp2' works (FSDP1 refuses CPU parameters)"
+        if parallel != 1:
+            yield f"actor_rollout_ref.rollout.tensor_model_parallel_size = {parallel!r}: on a CPU each worker has a vLLM server of its own, so 1. {REMOVE}"
         if config.algorithm.adv_estimator == "gae" or config.critic.enable:
             yield "algorithm.adv_estimator = 'gae': verl's critic needs flash attention, so a GPU. Leave critic.enable unset and use group advantages (grpo, rloo, ...) on a CPU."
 
 
 def _batch_problems(config: DictConfig) -> Iterator[str]:
-    actor, rollout, data = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.data
+    actor, rollout, trainer = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.trainer
+    prompts, mini, micro = config.data.train_batch_size, actor.ppo_mini_batch_size, actor.ppo_micro_batch_size_per_gpu
     counts = {
-        "data.train_batch_size": data.train_batch_size,
+        "data.train_batch_size": prompts,
         "actor_rollout_ref.rollout.n": rollout.n,
-        "actor_rollout_ref.actor.ppo_mini_batch_size": actor.ppo_mini_batch_size,
-        "trainer.nnodes": config.trainer.nnodes,
-        "trainer.n_gpus_per_node": config.trainer.n_gpus_per_node,
+        "actor_rollout_ref.rollout.tensor_model_parallel_size": rollout.tensor_model_parallel_size,
+        "actor_rollout_ref.actor.ppo_mini_batch_size": mini,
+        "trainer.nnodes": trainer.nnodes,
+        "trainer.n_gpus_per_node": trainer.n_gpus_per_node,
+        "trainer.total_epochs": trainer.total_epochs,
     }
     if not actor.use_dynamic_bsz:
-        counts["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"] = actor.ppo_micro_batch_size_per_gpu
+        counts["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"] = micro
+    if trainer.total_training_steps is not None:
+        counts["trainer.total_training_steps"] = trainer.total_training_steps
+    if config.data.train_max_samples != -1:
+        counts["data.train_max_samples"] = config.data.train_max_samples
     wrong = [f"{key} = {value!r}: must be a whole number >= 1" for key, value in counts.items() if not _is_count(value)]
-    steps = config.trainer.total_training_steps
-    if steps is not None and not _is_count(steps):
-        wrong.append(f"trainer.total_training_steps = {steps!r}: must be a whole number >= 1")
     if wrong:
         yield from wrong
         return
 
-    prompts, mini, workers = data.train_batch_size, actor.ppo_mini_batch_size, config.trainer.nnodes * config.trainer.n_gpus_per_node
+    if trainer.n_gpus_per_node != config.cluster.workers:
+        yield f"trainer.n_gpus_per_node = {trainer.n_gpus_per_node}: contradicts cluster.workers = {config.cluster.workers}, which sets it. Remove the override, or change cluster.workers."
+    workers = trainer.nnodes * trainer.n_gpus_per_node
+    if workers % rollout.tensor_model_parallel_size:
+        yield f"actor_rollout_ref.rollout.tensor_model_parallel_size = {rollout.tensor_model_parallel_size}: must divide the number of workers, {workers}"
     if prompts % mini:
         yield f"data.train_batch_size = {prompts}: must be a multiple of actor_rollout_ref.actor.ppo_mini_batch_size = {mini} (prompts an update)"
     sequences = mini * rollout.n
     if sequences % workers:
         yield f"actor_rollout_ref.actor.ppo_mini_batch_size = {mini}: {mini} prompts x {rollout.n} rollouts do not divide over {workers} workers"
-    elif not actor.use_dynamic_bsz and (sequences // workers) % actor.ppo_micro_batch_size_per_gpu:
+    elif not actor.use_dynamic_bsz and (sequences // workers) % micro:
         yield (
-            f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu = {actor.ppo_micro_batch_size_per_gpu}: does not divide a worker's share of "
+            f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu = {micro}: does not divide a worker's share of "
             f"a mini-batch, {mini} prompts x {rollout.n} rollouts / {workers} workers = {sequences // workers} sequences"
         )
 
 
+def _is_text(value) -> bool:
+    return isinstance(value, str) and value != ""
+
+
 def _is_count(value) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_number(value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -8,6 +8,7 @@ import shlex
 import signal
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -17,11 +18,12 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from rich.console import Console
 from rich.text import Text
 
-from recipes.checks import check_files
 from recipes.errors import UserError
-from recipes.processes import ProcessTree
+from recipes.file_checks import check_files
+from recipes.processes import ProcessTree, private_temporary_files
 from recipes.progress import StepLines
 from recipes.report import write_report
+from trustregion.verl_plugin.advice import advice
 
 POLL_SECONDS = 0.2
 LOCK = Path("/tmp/trustregion-local-cluster.lock")  # beside the sockets that it is about, for all users
@@ -35,40 +37,55 @@ def launch(config: DictConfig, command: list[str]):
     console = Console(highlight=False)
     prepare(config, console)
     check_files(config)
-    alone = lock_machine(config)
-    run_dir = make_run_dir(config)
-    environment = set_environment(config, run_dir)
-    (run_dir / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True), encoding="utf-8")
-    say(console, shlex.join(command), style="bold")
-    say(console, f"files: {run_dir}\nlog:   {run_dir / 'log.txt'}")
+    with lock_machine(config):
+        run_dir = make_run_dir(config)
+        environment = set_environment(config, run_dir)
+        (run_dir / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True), encoding="utf-8")
+        say(console, shlex.join(command), style="bold")
+        say(console, f"files: {run_dir}\nlog:   {run_dir / 'log.txt'}")
+        for sentence in advice(config):
+            say(console, f"note:  {sentence}", style="yellow")
+        end = run_driver(run_dir, environment, console, config.trainer.total_training_steps)
 
-    interrupted = []
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, lambda number, _frame: interrupted.append(number))
-    tree = ProcessTree([sys.executable, "-m", "recipes.driver", str(run_dir)], environment, run_dir / "log.txt")
-    rows = NewRows(run_dir / "metrics.jsonl")
-    try:
-        with StepLines(console, config.trainer.total_training_steps) as lines:
-            while tree.main.poll() is None and not interrupted:
-                lines.show(rows())
-                time.sleep(POLL_SECONDS)
-            lines.show(rows())
-    finally:
-        code = tree.end()
-        alone.close()
-
-    if lines.shown:
+    if end.steps:
         write_report(run_dir, console, command)
-    if interrupted:
-        say(console, how_to_go_on(config, command, lines.shown))
-        sys.exit(128 + interrupted[0])
-    if code != 0:
-        raise UserError(f"{failure(run_dir, code)}\n{how_to_go_on(config, command, lines.shown)}")
-    if not lines.shown:
+    if end.signum is not None:
+        say(console, how_to_go_on(config, command, end.steps))
+        sys.exit(128 + end.signum)
+    if end.code != 0:
+        raise UserError(f"{failure(run_dir, end.code)}\n{how_to_go_on(config, command, end.steps)}")
+    if not end.steps:
         raise UserError(
             f"the run ended without a training step: trainer.total_training_steps = {config.trainer.total_training_steps} and "
             f"trainer.total_epochs = {config.trainer.total_epochs} leave none to do (log: {run_dir / 'log.txt'})"
         )
+
+
+@dataclass
+class Ending:
+    code: int  # the driver's exit code
+    signum: int | None  # the signal that interrupted it, if one did
+    steps: int  # that were finished and shown
+
+
+def run_driver(run_dir: Path, environment: dict[str, str], console: Console, total_steps: int | None) -> Ending:
+    """Runs the driver, shows its steps, and ends with it all that it started."""
+    signals = []
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, lambda number, _frame: signals.append(number))
+    rows = NewRows(run_dir / "metrics.jsonl")
+    with private_temporary_files(environment) as environment:
+        tree = ProcessTree([sys.executable, "-m", "recipes.driver", str(run_dir)], environment, run_dir / "log.txt")
+        try:
+            with StepLines(console, total_steps) as lines:
+                while tree.poll() is None and not signals:
+                    lines.show(rows())
+                    time.sleep(POLL_SECONDS)
+                lines.show(rows())
+        finally:
+            finished = tree.poll() == 0  # a signal that comes from here on interrupts nothing
+            code = tree.end()
+    return Ending(code, signals[0] if signals and not finished else None, lines.shown)
 
 
 def say(console: Console, text: str, style: str = ""):

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 
 from recipes.checks import check
@@ -21,6 +23,7 @@ from recipes.launcher import launch
 from trustregion.presets import configs_folder
 
 CONFIGS = configs_folder()
+GROUPS = ("method", "model", "data", "cluster")
 
 
 def register_resolvers():
@@ -28,13 +31,29 @@ def register_resolvers():
     # Found without importing verl: the environment that it reads on import is set for the driver only.
     verl = importlib.util.find_spec("verl")
     if verl is None:
-        raise UserError("verl is not installed in this Python. Run `make setup` (or pip install 'trustregion[verl,cpu]').")
+        raise UserError("verl is not installed in this Python. Run `make setup`.")
     verl_configs = Path(verl.submodule_search_locations[0]) / "trainer" / "config"
     OmegaConf.register_new_resolver("verl_config_dir", lambda: str(verl_configs), replace=True)
     OmegaConf.register_new_resolver("configs_dir", lambda: str(CONFIGS), replace=True)
     OmegaConf.register_new_resolver("equal", lambda a, b: a == b, replace=True)
+    OmegaConf.register_new_resolver("at_least", lambda a, b: max(a, b or 0), replace=True)
     OmegaConf.register_new_resolver("add", lambda a, b: a + b, replace=True)
     OmegaConf.register_new_resolver("mul", lambda a, b: a * b, replace=True)
+
+
+def check_choices(arguments: list[str]):
+    """Raises UserError unless each group that is named has one choice: of none or several Hydra or OmegaConf says only
+    later, and by a traceback, what is missing then."""
+    parser = OverridesParser.create()
+    for argument in arguments:
+        try:
+            (override,) = parser.parse_overrides([argument])
+        except OverrideParseException:
+            continue  # an option such as --cfg, or a mistake that Hydra explains itself
+        group = override.key_or_group
+        if group in GROUPS and not override.is_sweep_override() and not isinstance(override.value(), str):
+            choices = ", ".join(sorted(file.stem for file in (CONFIGS / group).glob("*.yaml")))
+            raise UserError(f"{argument}: {group} must be one of {choices}")
 
 
 def compose(overrides: list[str]) -> DictConfig:
@@ -43,6 +62,7 @@ def compose(overrides: list[str]) -> DictConfig:
     with hydra.initialize_config_dir(str(CONFIGS), version_base="1.3"):
         config = hydra.compose("train", overrides, return_hydra_config=True)
     HydraConfig.instance().set_config(config)
+    OmegaConf.resolve(config.chosen)  # while Hydra still knows: it keeps the choices of the last composition only
     OmegaConf.set_struct(config, False)
     del config["hydra"]
     OmegaConf.set_struct(config, True)
@@ -67,6 +87,7 @@ def _main(config: DictConfig):
 def main():
     try:
         register_resolvers()
+        check_choices(sys.argv[1:])
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

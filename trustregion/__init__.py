@@ -9,26 +9,36 @@ from trustregion.loss import LossOutput, PolicyLoss
 from trustregion.metrics import LossStats
 from trustregion.partitions import binary_divergence, cell_divergence
 from trustregion.presets import load_preset, preset_names
-from trustregion.regions import DivergenceBall, RatioInterval, Verdict
-from trustregion.surrogates import Clip, Mask
+from trustregion.regions import All, DcpoInterval, DivergenceBall, EntropyBand, RatioInterval, Verdict
+from trustregion.schedules import Scheduler
+from trustregion.surrogates import Cispo, Clip, Mask, Preserve
+from trustregion.token_stats import TokenStats, token_stats
 
 __all__ = [
     "DIVERGENCES",
+    "All",
+    "Cispo",
     "Clip",
     "ConfigError",
+    "DcpoInterval",
     "Divergence",
     "DivergenceBall",
+    "EntropyBand",
     "LossOutput",
     "LossStats",
     "Mask",
     "MethodConfig",
     "PolicyLoss",
+    "Preserve",
     "RatioInterval",
+    "Scheduler",
     "TokenBatch",
+    "TokenStats",
     "Verdict",
     "band_bounds",
     "binary_divergence",
     "cell_divergence",
     "load_preset",
     "preset_names",
+    "token_stats",
 ]

@@ -21,18 +21,22 @@ class _Number:
     above: float
     at_most: float
     infinity_ok: bool
+    whole: bool
 
     def describe(self) -> str:
+        kind = "whole number" if self.whole else "number"
         limit = f" and <= {self.at_most:g}" if self.at_most < math.inf else ""
         infinity = ", .inf allowed" if self.infinity_ok else ""
-        return f"a number > {self.above:g}{limit} ({self.meaning}{infinity})"
+        return f"a {kind} > {self.above:g}{limit} ({self.meaning}{infinity})"
 
-    def parse(self, value: Any) -> float | None:
-        """The value as a float, or None where it is not an allowed number."""
+    def parse(self, value: Any) -> float | int | None:
+        """The value as a float (an int where it has to be whole), or None where it is not an allowed number."""
         if isinstance(value, bool) or not isinstance(value, Real):  # True is no radius, "0.1" no number
             return None
         in_range = self.above < value <= self.at_most  # false for nan
-        return float(value) if in_range and (self.infinity_ok or math.isfinite(value)) else None
+        if not in_range or not (self.infinity_ok or math.isfinite(value)) or (self.whole and value != int(value)):
+            return None
+        return int(value) if self.whole else float(value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,10 +57,11 @@ def number(
     above: float,
     at_most: float = math.inf,
     infinity_ok: bool = False,
+    whole: bool = False,
     default: Any = dataclasses.MISSING,
 ) -> Any:
     """A numeric dataclass field in (above, at_most]. With `default=None` the field may be left out (null in YAML)."""
-    check = _Number(meaning, above, at_most, infinity_ok)
+    check = _Number(meaning, above, at_most, infinity_ok, whole)
     return dataclasses.field(default=default, metadata={"check": check})
 
 

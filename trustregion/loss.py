@@ -1,5 +1,6 @@
 """The policy loss: a region says which tokens are outside, a surrogate what that means for their update."""
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trustregion.batch import TokenBatch, prepare
-from trustregion.config import MethodConfig, check_fit
+from trustregion.config import MethodConfig, check_fit, check_on_invalid, replace_fields
 from trustregion.metrics import LossStats, loss_stats
 from trustregion.presets import load_preset
 from trustregion.regions import Region
@@ -40,18 +41,27 @@ class PolicyLoss:
         (out.token_loss.sum() / response_mask.sum()).backward()
 
     Args:
-        region: `RatioInterval`, `DivergenceBall`, or anything with their `judge`.
-        surrogate: `Clip`, `Mask`, or anything that can be called like them.
+        region: `RatioInterval`, `DivergenceBall`, ..., or anything with their `judge`.
+        surrogate: `Clip`, `Mask`, ..., or anything that can be called like them.
+        on_invalid: what to do about live tokens whose values no loss can be computed from: `raise`, or `drop` them,
+            which counts them and treats them as masked.
 
     Raises:
-        ConfigError: the surrogate cannot use the region.
+        ConfigError: the surrogate cannot use the region, or `on_invalid` is neither.
     """
 
     region: Region
     surrogate: Surrogate
+    on_invalid: str = "raise"
 
     def __post_init__(self):
         check_fit(self.region, self.surrogate)
+        check_on_invalid(self.on_invalid)
+
+    @classmethod
+    def from_method(cls, method: MethodConfig) -> "PolicyLoss":
+        """The loss of a method, with the values that its schedules start from."""
+        return cls(method.region, method.surrogate, method.on_invalid)
 
     @classmethod
     def from_preset(cls, name: str, **overrides: Any) -> "PolicyLoss":
@@ -59,8 +69,7 @@ class PolicyLoss:
 
         Raises ConfigError: unknown preset, unknown field, or a value out of range.
         """
-        method = load_preset(name, **overrides)
-        return cls(method.region, method.surrogate)
+        return cls.from_method(load_preset(name, **overrides))
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "PolicyLoss":
@@ -68,19 +77,33 @@ class PolicyLoss:
 
         Raises ConfigError: unknown type or field, or a value out of range.
         """
-        method = MethodConfig.from_nested(config)
-        return cls(method.region, method.surrogate)
+        return cls.from_method(MethodConfig.from_nested(config))
+
+    @property
+    def requires(self) -> frozenset[str]:
+        """Which optional parts of a TokenBatch this loss needs, if not in every update: `entropy`, `cells`, or none."""
+        return self.region.requires(update=0)
+
+    def with_values(self, values: Mapping[str, float]) -> "PolicyLoss":
+        """This loss with other values for some fields of its region and surrogate, as a schedule sets them.
+
+        Raises ConfigError: no such field, or a value out of range.
+        """
+        region, surrogate = replace_fields((self.region, self.surrogate), values)
+        return dataclasses.replace(self, region=region, surrogate=surrogate)
 
     def __call__(self, batch: TokenBatch) -> LossOutput:
         """Computes the loss of a batch. At most one device sync.
 
-        Raises ValueError: shapes differ; a live log-prob is nan, infinite or above 1e-4; a live advantage or weight is
-        not finite.
+        Raises ValueError: shapes differ; the region needs entropies or cells that are missing; and, with
+        `on_invalid="raise"`, a live value is out of range (see `batch.prepare`).
         """
-        tokens = prepare(batch)
+        tokens = prepare(batch, self.region.requires(batch.update), drop_invalid=self.on_invalid == "drop")
         with torch.no_grad():
             verdict = self.region.judge(tokens, as_interval=self.surrogate.needs_interval)
         token_loss, active = self.surrogate(tokens, verdict)
+        if verdict.blocked is not None:
+            token_loss, active = torch.where(verdict.blocked, 0.0, token_loss), active & ~verdict.blocked
         if tokens.weights is not None:
             token_loss = token_loss * tokens.weights
         return LossOutput(

@@ -1,7 +1,7 @@
 """Surrogates: what happens to the update of a token that a region calls outside.
 
 Each maps the tokens and the region's verdict to a loss per token, to be minimised, and to whether the token has any
-gradient. Pushes outward (A > 0 above the region, A < 0 below it) are acted on, pushes inward never.
+gradient. Pushes outward (A > 0 above the region, A < 0 below it) are acted on, pushes inward never, except by `cispo`.
 """
 
 import math
@@ -25,7 +25,10 @@ class Surrogate(Protocol):
     needs_interval: bool
 
     def __call__(self, tokens: Tokens, verdict: Verdict) -> tuple[Tensor, Tensor]:
-        """The loss per token, differentiable, and whether its gradient is not blocked, bool; both [B, T]."""
+        """The loss per token, differentiable, and whether its gradient is not blocked, bool; both [B, T].
+
+        What the region blocks hard is none of its business: `PolicyLoss` zeroes that.
+        """
         ...
 
 
@@ -53,18 +56,48 @@ class Clip(Validated):
     needs_interval: ClassVar[bool] = True
 
     def __call__(self, tokens: Tokens, verdict: Verdict) -> tuple[Tensor, Tensor]:
+        return self._loss(tokens, verdict, at_bound=None)
+
+    def _loss(self, tokens: Tokens, verdict: Verdict, at_bound: Tensor | None) -> tuple[Tensor, Tensor]:
+        """`at_bound`: what the bound's weight is multiplied by where it replaces the ratio; None means 1, a constant."""
         log_ratio = (tokens.log_prob - tokens.log_prob_old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         ratio = log_ratio.exp()
         nearest_inside = torch.clamp(log_ratio.detach(), verdict.log_lower, verdict.log_upper).exp()
 
-        stopped = _outward(tokens, verdict)
-        weight = torch.where(stopped, nearest_inside, ratio)
+        outward = is_outward(tokens, verdict)
+        weight = torch.where(outward, nearest_inside if at_bound is None else nearest_inside * at_bound, ratio)
+        active = tokens.log_ratio.abs() <= MAX_LOG_RATIO
+        active = active & ~outward if at_bound is None else active | outward
         if self.dual_clip is not None:
             too_heavy = (tokens.advantages < 0) & (ratio.detach() > self.dual_clip)
             weight = weight.masked_fill(too_heavy, self.dual_clip)
-            stopped = stopped | too_heavy
-        loss = -weight * tokens.advantages
-        return _block(loss, ~stopped & (tokens.log_ratio.abs() <= MAX_LOG_RATIO), verdict)
+            active = active & ~too_heavy
+        return -weight * tokens.advantages, active
+
+
+@dataclass(frozen=True)
+class Preserve(Clip):
+    """Values as `Clip`, but tokens pushed outward keep a gradient as if their ratio were the bound (GPPO, 2508.07629).
+
+    The gradient's factor on A d ln pi is beta_1 lower below the region, beta_2 upper above it (CE-GPPO, 2509.20712);
+    GPPO is both 1.
+
+    Args:
+        dual_clip: as in `Clip`.
+        beta_1: weight of tokens below the region pushed down (A < 0), > 0.
+        beta_2: weight of tokens above the region pushed up (A > 0), > 0.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    beta_1: float = number("the weight of tokens pushed below the region, e.g. 0.75", above=0, default=1.0)
+    beta_2: float = number("the weight of tokens pushed above the region, e.g. 1", above=0, default=1.0)
+
+    def __call__(self, tokens: Tokens, verdict: Verdict) -> tuple[Tensor, Tensor]:
+        slope = torch.where(tokens.advantages < 0, self.beta_1, self.beta_2)
+        # 1 in value, with the slope as its derivative.
+        return self._loss(tokens, verdict, at_bound=1 + slope * (tokens.log_prob - tokens.log_prob.detach()))
 
 
 @dataclass(frozen=True)
@@ -90,21 +123,28 @@ class Mask(Validated):
         weight = tokens.log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
         if self.C is not None:
             weight = weight.clamp(max=min(self.C, math.exp(MAX_LOG_RATIO)))
-        stopped = _outward(tokens, verdict)
-        loss = -weight * tokens.advantages * tokens.log_prob
-        return _block(torch.where(stopped, 0.0, loss), ~stopped, verdict)
+        outward = is_outward(tokens, verdict)
+        return torch.where(outward, 0.0, -weight * tokens.advantages * tokens.log_prob), ~outward
 
 
-def _outward(tokens: Tokens, verdict: Verdict) -> Tensor:
+@dataclass(frozen=True)
+class Cispo(Validated):
+    """-sg(clip(r, lower, upper)) A ln pi: every token keeps its gradient, with a clipped weight (CISPO, 2506.13585).
+
+    The weight is clipped inward and outward alike.
+    """
+
+    needs_interval: ClassVar[bool] = True
+
+    def __call__(self, tokens: Tokens, verdict: Verdict) -> tuple[Tensor, Tensor]:
+        log_ratio = tokens.log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+        weight = torch.clamp(log_ratio, verdict.log_lower, verdict.log_upper).exp()
+        return -weight * tokens.advantages * tokens.log_prob, torch.ones_like(tokens.live)
+
+
+def is_outward(tokens: Tokens, verdict: Verdict) -> Tensor:
     """Tokens outside the region whose advantage pushes them further out, bool, [B, T]."""
     return (tokens.advantages > 0) & verdict.outside_up | (tokens.advantages < 0) & verdict.outside_down
 
 
-def _block(loss: Tensor, active: Tensor, verdict: Verdict) -> tuple[Tensor, Tensor]:
-    """Applies the region's hard block: value and gradient 0."""
-    if verdict.blocked is None:
-        return loss, active
-    return torch.where(verdict.blocked, 0.0, loss), active & ~verdict.blocked
-
-
-SURROGATES: dict[str, type] = {"clip": Clip, "mask": Mask}
+SURROGATES: dict[str, type] = {"clip": Clip, "mask": Mask, "preserve": Preserve, "cispo": Cispo}

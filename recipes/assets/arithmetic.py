@@ -7,7 +7,7 @@ this small most test prompts would be trained on), and it installs ten exactly p
 
 import os
 import random
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pyarrow
@@ -44,49 +44,65 @@ WORDINGS = {
 }
 
 
-def prepare(
-    folder: str | os.PathLike,
-    seed: int = 0,
-    wording: str = "chain",
-    terms: int = 3,
-    numbers: int = 10,
-    train_size: int = 872,
-    test_size: int = 128,
-) -> Path:
-    """Writes `train.parquet` and `test.parquet`, which share no prompt, unless they are there already.
+@dataclass(frozen=True)
+class Sums:
+    """What decides the data set; the same values give the same bytes.
 
     Args:
-        folder: where they go.
-        seed: chooses which sums, and which of them are for the test. The same arguments give the same bytes.
+        seed: chooses which sums, and which of them are for the test.
         wording: `chain` or `calculate`.
         terms: numbers in each sum.
         numbers: how many different numbers there are, counted from 0 (10: one digit).
         train_size, test_size: rows.
 
     Raises:
-        UserError: arguments that no data set can have; `folder` holds something else or cannot be written.
+        UserError: no data set can be like this.
     """
-    recipe = {
-        "name": "arithmetic", "version": VERSION, "seed": seed, "wording": wording, "terms": terms, "numbers": numbers,
-        "train_size": train_size, "test_size": test_size,
-    }  # fmt: skip
-    if wording not in WORDINGS:
-        raise UserError(f"data.prepare.wording={wording}: there is no such wording. Choose one of {', '.join(WORDINGS)}.")
-    for name, least in {"terms": 2, "numbers": 2, "train_size": 1, "test_size": 1}.items():
-        if not isinstance(recipe[name], int) or recipe[name] < least:
-            raise UserError(f"data.prepare.{name}={recipe[name]}: must be a whole number >= {least}.")
-    if train_size + test_size > numbers**terms:
-        raise UserError(
-            f"data.prepare.train_size={train_size} and test_size={test_size}: only {numbers**terms} different sums of {terms} "
-            f"terms below {numbers} exist. Ask for fewer rows, or raise data.prepare.terms or data.prepare.numbers."
-        )
-    return build_once(folder, recipe, lambda part: _write(part, seed, WORDINGS[wording], terms, numbers, train_size, test_size))
+
+    seed: int = 0
+    wording: str = "chain"
+    terms: int = 3
+    numbers: int = 10
+    train_size: int = 872
+    test_size: int = 128
+
+    def __post_init__(self):
+        if self.wording not in WORDINGS:
+            raise UserError(f"data.prepare.wording={self.wording}: there is no such wording. Choose one of {', '.join(WORDINGS)}.")
+        for name, least in {"terms": 2, "numbers": 2, "train_size": 1, "test_size": 1}.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise UserError(f"data.prepare.{name}={value}: must be a whole number >= {least}.")
+        if self.train_size + self.test_size > self.different:
+            raise UserError(
+                f"data.prepare.train_size={self.train_size} and test_size={self.test_size}: only {self.different} different sums of "
+                f"{self.terms} terms below {self.numbers} exist. Ask for fewer rows, or raise data.prepare.terms or data.prepare.numbers."
+            )
+
+    @property
+    def different(self) -> int:
+        return self.numbers**self.terms
 
 
-def _write(folder: Path, seed: int, wording: Wording, terms: int, numbers: int, train_size: int, test_size: int) -> None:
-    drawn = random.Random(seed).sample(range(numbers**terms), train_size + test_size)
-    for split, codes in {"train": drawn[:train_size], "test": drawn[train_size:]}.items():
-        rows = [_row(wording, _digits(code, terms, numbers), split, index) for index, code in enumerate(codes)]
+def prepare(folder: str | os.PathLike, **chosen) -> Path:
+    """Writes `train.parquet` and `test.parquet`, which share no prompt, unless they are there already.
+
+    Args:
+        folder: where they go.
+        chosen: the fields of `Sums`.
+
+    Raises:
+        UserError: fields that no data set can have; `folder` holds something else or cannot be written.
+    """
+    sums = Sums(**chosen)
+    return build_once(folder, {"name": "arithmetic", "version": VERSION, **asdict(sums)}, lambda part: _write(part, sums))
+
+
+def _write(folder: Path, sums: Sums) -> None:
+    wording = WORDINGS[sums.wording]
+    drawn = random.Random(sums.seed).sample(range(sums.different), sums.train_size + sums.test_size)
+    for split, codes in {"train": drawn[: sums.train_size], "test": drawn[sums.train_size :]}.items():
+        rows = [_row(wording, _digits(code, sums.terms, sums.numbers), split, index) for index, code in enumerate(codes)]
         parquet.write_table(pyarrow.Table.from_pylist(rows, SCHEMA), folder / f"{split}.parquet")
 
 

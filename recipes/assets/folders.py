@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from recipes.errors import UserError
 
@@ -35,11 +36,12 @@ def build_once(folder: str | os.PathLike, recipe: dict, build: Callable[[Path], 
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(folder):
-            if not _is_made(folder, recipe):  # else another process made it while this one waited
-                _replace(folder, recipe, build)
-    except (PermissionError, NotADirectoryError, FileExistsError) as error:
+        lock = open(folder.with_name(f".{folder.name}.lock"), "w")
+    except OSError as error:
         raise UserError(f"cannot make {folder}: {error.strerror} ({error.filename}). Choose a writable assets=...") from error
+    with _held(lock, folder):
+        if not _is_made(folder, recipe):  # else another process made it while this one waited
+            _replace(folder, recipe, build)
     return folder
 
 
@@ -94,9 +96,9 @@ def _refuse_foreign(folder: Path) -> None:
 
 
 @contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """Held by one process at a time; the system lets go of it when the process dies. The empty file stays."""
-    with open(folder.with_name(f".{folder.name}.lock"), "w") as file:
+def _held(file: IO, folder: Path) -> Iterator[None]:
+    """The lock on `file`, held by one process at a time; the system lets go of it when the process dies. The file stays."""
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

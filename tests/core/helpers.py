@@ -31,13 +31,31 @@ def golden_tokens() -> dict:
     return json.loads((GOLDEN / "dppo_erc.json").read_text())
 
 
-def gradient(loss: PolicyLoss, log_prob, log_prob_old, advantages, response_mask=None, weights=None):
-    """Gradient of the summed token losses with respect to log_prob, and the loss's output."""
+def gradient(loss: PolicyLoss, log_prob, log_prob_old, advantages, response_mask=None, **parts):
+    """Gradient of the summed token losses with respect to log_prob, and the loss's output.
+
+    `parts`: weights, entropies, cells. What the loss needs beyond them is made up (`made_up_parts`).
+    """
     log_prob = log_prob.clone().requires_grad_()
     mask = torch.ones_like(advantages) if response_mask is None else response_mask
-    out = loss(TokenBatch(log_prob, log_prob_old, advantages, mask, weights=weights))
+    parts = made_up_parts(loss, log_prob.detach(), log_prob_old) | parts
+    out = loss(TokenBatch(log_prob, log_prob_old, advantages, mask, **parts))
     (grad,) = torch.autograd.grad(out.token_loss.sum(), log_prob)
     return grad, out
+
+
+def made_up_parts(loss: PolicyLoss, log_prob, log_prob_old) -> dict[str, torch.Tensor]:
+    """Entropies and cells that a loss requires, as if the vocabulary were the sampled token and one other."""
+    made = {}
+    for suffix, log_p in (("", log_prob), ("_old", log_prob_old)):
+        log_p = log_p.to(torch.promote_types(log_p.dtype, torch.float32)).clamp(max=0)
+        rest = (-torch.expm1(log_p)).clamp(min=2.0**-24).log()  # the floor that the binary divergence has
+        if "entropy" in loss.requires:
+            made[f"entropy{suffix}"] = -log_p.exp() * log_p - rest.exp() * rest
+        if "cells" in loss.requires:
+            unused = torch.full((*log_p.shape, loss.region.K), -torch.inf, dtype=log_p.dtype)
+            made[f"cell_log_prob{suffix}"] = torch.cat([unused, log_p[..., None], rest[..., None]], -1)
+    return made
 
 
 def random_tokens(count: int, seed: int, log_ratio_scale: float = 1.0, dtype=torch.float64):

@@ -8,14 +8,18 @@ import pytest
 import yaml
 
 from trustregion import (
+    DIVERGENCES,
+    All,
     Clip,
     ConfigError,
     DivergenceBall,
+    EntropyBand,
     Mask,
     MethodConfig,
     PolicyLoss,
     RatioInterval,
     load_preset,
+    preset_names,
     presets,
 )
 from trustregion.presets import read_preset
@@ -86,14 +90,15 @@ def test_each_side_needs_a_radius():
 
 def test_names_are_checked():
     assert message({**BALL, "divergence": "KL"}) == (
-        "method.divergence = 'KL': must be one of kl, reverse_kl, tv, chi2, hellinger, js (an f-divergence, anchor first)"
+        f"method.divergence = 'KL': must be one of {', '.join(DIVERGENCES)}, alpha (an f-divergence, anchor first)"
     )
-    assert message({**BALL, "partition": "topk"}).startswith("method.partition = 'topk': must be one of binary")
+    assert message({**BALL, "partition": "top_k"}).startswith("method.partition = 'top_k': must be one of binary, topk")
+    assert message({**BALL, "on_invalid": "ignore"}).startswith("method.on_invalid = 'ignore': must be one of raise, drop")
     assert message({**BALL, "anchor": "reference"}).startswith(
         "method.anchor = 'reference': must be one of old, rollout"
     )
     assert message({**BALL, "region": "ball"}) == (
-        "method.region = 'ball': no such type. Allowed: ratio_interval, divergence_ball"
+        "method.region = 'ball': no such type. Allowed: ratio_interval, dcpo_interval, divergence_ball, entropy_band"
     )
     assert message({**BALL, "surrogate": "clamp"}).startswith("method.surrogate = 'clamp': no such type.")
     for missing in ("region", "surrogate"):
@@ -103,12 +108,12 @@ def test_names_are_checked():
 
 def test_missing_fields_are_named():
     assert message({**INTERVAL, "eps_low": None}).startswith("method.eps_low: missing; must be a number > 0 and <= 1")
-    assert message({**BALL, "divergence": None}).startswith("method.divergence: missing; must be one of kl, reverse_kl, tv, chi2")
+    assert message({**BALL, "divergence": None}).startswith("method.divergence: missing; must be one of kl, ")
 
 
 def test_unknown_keys_list_the_allowed_ones():
     text = message({**BALL, "detla": 0.1})
-    assert text.startswith("method.detla: unknown key. Did you mean 'delta'? Allowed: region, surrogate, anchor, ")
+    assert text.startswith("method.detla: unknown key. Did you mean 'delta'? Allowed: region, surrogate, anchor, on_i")
     assert text.endswith("relax_high, dual_clip")
     assert message({**BALL, "detla": None}).startswith("method.detla: unknown key.")  # null hides no typing error
     assert message({**BALL, "eps_low": 0.2}).startswith(
@@ -136,6 +141,70 @@ def test_a_region_without_interval_does_not_go_with_clip():
 
     with pytest.raises(ConfigError, match="'clip': needs a region that is an interval of ratios, and Cloud is none"):
         PolicyLoss(Cloud(), Clip())
+
+
+TOPK = {**BALL, "partition": "topk", "K": 20, "surrogate": "mask"}
+
+
+def test_a_top_k_ball_has_no_interval():
+    for surrogate in ("clip", "preserve", "cispo"):
+        assert message({**TOPK, "surrogate": surrogate}) == (
+            f"method.surrogate = {surrogate!r}: needs a region that is an interval of ratios, and DivergenceBall over the "
+            "partition 'topk' is none; use surrogate 'mask'"
+        )
+    both = {**TOPK, "region": ["ratio_interval", "divergence_ball"], "eps_low": 0.2, "eps_high": 0.2}
+    assert "use surrogate 'mask'" in message({**both, "surrogate": "clip"})
+    assert MethodConfig.from_flat(both).region.requires(0) == {"cells"}
+
+
+def test_fields_of_one_partition_or_divergence_belong_to_it():
+    assert message({**TOPK, "K": None}) == "method.K = None: must be set for partition 'topk'"
+    assert message({**BALL, "K": 20}) == (
+        "method.K = 20: is for partition 'topk', and partition is 'binary'; remove it (null)"
+    )
+    for K in (0, -1, 2.5, "20", math.inf):
+        assert message({**TOPK, "K": K}).startswith(f"method.K = {K!r}: must be a whole number > 0 (the anchor's most")
+    assert MethodConfig.from_flat({**TOPK, "K": 20.0}).region.K == 20
+    assert message({**BALL, "divergence": "alpha"}) == "method.alpha = None: must be set for divergence 'alpha'"
+    assert message({**BALL, "alpha": 0.5}) == (
+        "method.alpha = 0.5: is for divergence 'alpha', and divergence is 'kl'; remove it (null)"
+    )
+    assert message({**BALL, "divergence": "alpha", "alpha": 1e9}).startswith("method.alpha = 1000000000.0: ")
+    assert message({**BALL, "divergence": "alpha", "alpha": 0.5, "delta": 4.5}).startswith(
+        "method.delta = 4.5: must be a number > 0 and <= 4 (no two policies are further apart in alpha(0.5)"
+    )
+
+
+ERC = {**INTERVAL, "region": ["ratio_interval", "entropy_band"], "beta_low": 0.05, "beta_high": 0.05}
+
+
+def test_a_list_of_regions_is_their_conjunction():
+    region = All([RatioInterval(0.2, 0.28), EntropyBand(0.05, 0.05)])
+    assert MethodConfig.from_flat(ERC).region == region
+    nested = {
+        "region": [
+            {"type": "ratio_interval", "eps_low": 0.2, "eps_high": 0.28},
+            {"type": "entropy_band", "beta_low": 0.05, "beta_high": 0.05},
+        ],
+        "surrogate": {"type": "clip"},
+    }
+    assert PolicyLoss.from_config(nested) == PolicyLoss(region, Clip())
+    nested["region"][1]["beta_low"] = 2
+    assert message(nested, PolicyLoss.from_config).startswith("region[1].beta_low = 2: must be a number > 0 and <= 1")
+    assert message({**ERC, "region": ["ratio_interval", "ratio_interval"]}).startswith(
+        "method.region = ['ratio_interval', 'ratio_interval']: names a region twice"
+    )
+    assert message({**ERC, "region": []}).startswith("method.region = []: must name at least one region")
+    assert message({**ERC, "delta": 0.1}).startswith("method.delta = 0.1: not a field of region ['ratio_interval', ")
+    ball = {**BALL, "region": ["divergence_ball", "entropy_band"], "beta_low": 0.05, "beta_high": 0.05}
+    assert message({**ball, "surrogate": "mask", "ratio_cap": 10.0}).startswith("method.ratio_cap = 10.0: shapes an")
+
+
+def test_an_entropy_band_needs_the_recomputed_anchor():
+    assert message({**ERC, "anchor": "rollout"}) == (
+        "method.anchor = 'rollout': an entropy band needs the anchor's entropy, and the inference engine returns none; "
+        "use anchor 'old'"
+    )
 
 
 def test_dataclasses_check_themselves():
@@ -180,7 +249,7 @@ def test_nested_errors_carry_their_path():
 def test_unknown_presets_list_those_that_exist():
     for name in ("band_lk", "../method/band_kl", "band_kl.yaml", "", None):
         text = message(name, load_preset)
-        assert text.startswith(f"method = {name!r}: no such preset.") and "Allowed: band_chi2, band_kl, " in text
+        assert text.startswith(f"method = {name!r}: no such preset.") and "Allowed: band_alpha, band_chi2, " in text
     assert "Did you mean 'band_kl'?" in message("band_lk", load_preset)
 
 
@@ -197,7 +266,8 @@ def test_overrides_go_by_field_name():
 
 def test_presets_are_plain_data_and_run_no_code(tmp_path, monkeypatch):
     assert read_preset("band_kl")["delta"] == 0.05
-    assert all(isinstance(value, str | float) for value in read_preset("band_kl").values())
+    for name in preset_names():
+        assert all(isinstance(value, str | float | int | list) for value in read_preset(name).values())
     (tmp_path / "method").mkdir()
     (tmp_path / "method" / "trap.yaml").write_text("region: !!python/object/apply:os.getcwd []\n")
     monkeypatch.setattr(presets, "_FOLDERS", (tmp_path,))

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trustregion import PolicyLoss, RatioInterval, TokenBatch, preset_names
 
-from .helpers import gradient, random_tokens
+from .helpers import gradient, made_up_parts, random_tokens
 
 PRESETS = preset_names()
 HOSTILE = [math.nan, math.inf, -math.inf, 1e300, -1e300, 0.0]
@@ -26,8 +26,14 @@ def test_masked_positions_may_hold_anything(preset):
     hostile = (log_prob, log_prob_old, advantages, weights)
     dirty = [torch.where(live, x, y) for x, y in zip([*clean, torch.ones_like(clean[0])], hostile, strict=True)]
     loss = PolicyLoss.from_preset(preset)
-    expected_grad, expected = gradient(loss, *clean, live)
-    grad, out = gradient(loss, *dirty[:3], live, weights=dirty[3])
+    parts = made_up_parts(loss, *clean[:2])
+    nothing = torch.tensor(HOSTILE).repeat(len(pairs) // len(HOSTILE))
+    dirty_parts = {
+        name: torch.where(live if part.dim() == 2 else live[..., None], part, nothing if part.dim() == 2 else math.nan)
+        for name, part in parts.items()
+    }
+    expected_grad, expected = gradient(loss, *clean, live, **parts)
+    grad, out = gradient(loss, *dirty[:3], live, weights=dirty[3], **dirty_parts)
     assert (out.token_loss[~live] == 0).all() and (grad[~live] == 0).all() and not out.active[~live].any()
     assert torch.equal(out.token_loss, expected.token_loss) and torch.equal(grad, expected_grad)
     assert out.metrics.summarize() == expected.metrics.summarize()
@@ -101,6 +107,56 @@ def test_invalid_live_tokens_are_refused(name, value):
     PolicyLoss.from_preset("band_kl")(TokenBatch(**tensors, response_mask=torch.ones(2, 3)))
 
 
+@pytest.mark.parametrize(("name", "value"), [
+    ("entropy", math.nan), ("entropy_old", math.inf), ("entropy", -1e-3),
+    ("cell_log_prob", math.nan), ("cell_log_prob_old", 1.1e-4),
+])
+def test_invalid_entropies_and_cells_are_refused(name, value):
+    loss = PolicyLoss.from_preset("erc_dapo" if "entropy" in name else "dppo_topk_tv", **({} if "entropy" in name else {"K": 2}))
+    x = torch.full((1, 3), -1.0)
+    parts = made_up_parts(loss, x, x)
+    parts[name] = parts[name].clone()
+    parts[name].view(1, 3, -1)[0, 1, -1] = value
+    with pytest.raises(ValueError, match=rf"1 in {name} \(must be"):
+        gradient(loss, x, x, x, **parts)
+    mask = torch.tensor([[1, 0, 1]])
+    assert gradient(loss, x, x, x, mask, **parts)[1].token_loss.isfinite().all()
+
+
+def test_what_the_region_needs_must_be_there():
+    x = torch.full((1, 3), -1.0)
+    with pytest.raises(ValueError, match="entropy_old: missing from the batch, and this loss's region needs entropy and"):
+        PolicyLoss.from_preset("erc_gppo")(TokenBatch(x, x, x, x, entropy=-x))
+    with pytest.raises(ValueError, match="cell_log_prob and cell_log_prob_old: missing"):
+        PolicyLoss.from_preset("dppo_topk_kl")(TokenBatch(x, x, x, x))
+    cells = torch.full((1, 3, 7), -1.0)
+    with pytest.raises(ValueError, match=r"has 7 cells a token: must be K \+ 2 = 22"):
+        PolicyLoss.from_preset("dppo_topk_kl")(TokenBatch(x, x, x, x, cell_log_prob=cells, cell_log_prob_old=cells))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_invalid_tokens_can_be_dropped_and_are_counted(preset):
+    """They change nothing else: the rest is as if they had been masked."""
+    clean = [x.reshape(4, 25) for x in random_tokens(100, seed=5, dtype=torch.float32)]
+    loss = PolicyLoss.from_preset(preset, on_invalid="drop")
+    parts = made_up_parts(loss, *clean[:2])
+    mask = torch.ones(4, 25)
+    mask[3, 20:] = 0
+    bad = [x.clone() for x in clean]
+    bad[0][0, 0], bad[0][0, 1], bad[1][1, 2], bad[1][1, 3], bad[2][2, 4] = math.nan, 0.1, -math.inf, math.nan, math.inf
+    bad[0][3, 22] = math.nan  # masked: not counted
+    kept = mask.clone()
+    kept[[0, 0, 1, 1, 2], [0, 1, 2, 3, 4]] = 0
+    expected_grad, expected = gradient(loss, *clean, kept, **parts)
+    grad, out = gradient(loss, *bad, mask, **parts)
+    assert torch.equal(grad, expected_grad) and torch.equal(out.token_loss, expected.token_loss)
+    summary, expected_summary = out.metrics.summarize(), expected.metrics.summarize()
+    assert summary.pop("trust/dropped_tokens") == 5 and expected_summary.pop("trust/dropped_tokens") == 0
+    assert summary == expected_summary
+    with pytest.raises(ValueError, match="set on_invalid to 'drop'"):
+        gradient(PolicyLoss.from_preset(preset), *bad, mask, **parts)
+
+
 def test_shapes_that_differ_are_refused():
     x = torch.full((2, 3), -1.0)
     for wrong in ({"log_prob_old": x[:, :1]}, {"advantages": x[0]}, {"response_mask": x[:1]}, {"weights": x[:1]}):
@@ -125,8 +181,10 @@ def test_rounding_noise_of_a_certain_token_is_no_move(preset):
     ulp = 2.0**-24
     log_prob_old = torch.tensor([[0.0, 0.0, -ulp, -2 * ulp]])
     log_prob = torch.tensor([[-ulp, -4 * ulp, 0.0, -ulp]])
+    loss = PolicyLoss.from_preset(preset)
+    entropies = {"entropy": torch.ones(1, 4), "entropy_old": torch.ones(1, 4)} if "entropy" in loss.requires else {}
     for advantage in (1.0, -1.0):
-        _, out = gradient(PolicyLoss.from_preset(preset), log_prob, log_prob_old, torch.full_like(log_prob, advantage))
+        _, out = gradient(loss, log_prob, log_prob_old, torch.full_like(log_prob, advantage), **entropies)
         assert out.active.all()
         assert out.metrics.summarize()["trust/divergence_max"] < 1e-5
 
@@ -165,11 +223,13 @@ class CountSyncs(TorchDispatchMode):
 def test_a_call_syncs_with_the_device_once(preset):
     loss = PolicyLoss.from_preset(preset)
     log_prob, log_prob_old, advantages = random_tokens(50, seed=3)
-    batch = TokenBatch(log_prob, log_prob_old, advantages, torch.ones(1, 50))
+    parts = made_up_parts(loss, log_prob, log_prob_old)
+    batch = TokenBatch(log_prob, log_prob_old, advantages, torch.ones(1, 50), **parts)
     loss(batch)  # the first call also rounds a few constants on the CPU
     with CountSyncs() as syncs:
         out = loss(batch)
     assert syncs.count == 1
     with CountSyncs() as syncs:
         out.metrics.merge(out.metrics)
+        PolicyLoss.from_preset(preset, on_invalid="drop")(batch)
     assert syncs.count == 0

@@ -11,13 +11,16 @@ DIFFERENCE = "training/rollout_probs_diff_mean"
 
 def test_trains_shows_progress_and_leaves_a_run_folder(train, leftovers):
     tracking = "trainer.logger=[console,file,wandb]"
-    run = train("trainer.total_training_steps=4", tracking, env={"WANDB_MODE": "offline"})
+    run = train("method=band_kl_erc", "trainer.total_training_steps=4", tracking, env={"WANDB_MODE": "offline"})
     rows = run.rows
     assert len(rows) == 4
     for row in rows:
         assert row[DIFFERENCE] < 1e-5  # vLLM samples with the weights that the actor has
         assert 0 < row["critic/rewards/mean"] < 1 and row["actor/entropy"] > 0 and row["actor/grad_norm"] > 0
-        assert row["trust/log_ratio_abs_max"] > 1e-3 and 0 <= row["trust/clip_fraction"] < 0.5
+        assert row["trust/log_ratio_abs_max"] > 1e-3 and 0 <= row["trust/clip_fraction_up"] < 0.5
+        # Entropies of both passes, of all tokens, have reached the loss, and belong to the same tokens.
+        assert row["trust/entropy_looked_at"] == 1 and 0 < row["trust/blocked_by_entropy"] < 0.5
+        assert 0.9 < row["trust/entropy_ratio_p05"] < row["trust/entropy_ratio_mean"] < row["trust/entropy_ratio_p95"] < 1.2
     for name in ("config.yaml", "summary.md", "dynamics.png", "log.txt"):
         assert (run.folder / name).stat().st_size > 100, name
     assert len(list((run.folder / "samples").glob("*.jsonl"))) == 4
@@ -35,8 +38,9 @@ def test_without_weight_sync_the_probability_check_fails(train):
 
 
 def test_killed_engine_ends_the_run_with_its_name(start, leftovers):
-    run = start("trainer.total_training_steps=100")
+    run = start("method=dppo_topk_tv", "trainer.total_training_steps=100")
     run.wait_for_steps(2)
+    assert all(0 < x < 0.5 for x in run.column("trust/divergence_max"))  # over vLLM's own most likely tokens
     run.child("EngineCore").kill()
     killed = time.monotonic()
     run.wait(timeout=90)

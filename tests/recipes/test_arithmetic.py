@@ -1,12 +1,13 @@
 """The data set as verl will read it, and the rules that score it."""
 
+import json
 import time
 
 import pyarrow.parquet as parquet
 import pytest
 
 from recipes.assets.arithmetic import prepare
-from recipes.data_check import check_parquet
+from recipes.data_check import check_prompts
 from recipes.errors import UserError
 from recipes.rewards import compute_score
 
@@ -23,7 +24,7 @@ def test_each_sum_has_its_answer_and_no_test_sum_is_trained_on(tmp_path, argumen
     prompts = [row["prompt"][0]["content"] for row in train + test]
     assert len(set(prompts)) == len(prompts)
     for split, rows in {"train": train, "test": test}.items():
-        check_parquet(folder / f"{split}.parquet")
+        check_prompts(folder / f"{split}.parquet")
         for index, row in enumerate(rows):
             expression = row["prompt"][0]["content"].removeprefix("Calculate ").rstrip("=.")
             answer = row["reward_model"]["ground_truth"]
@@ -31,6 +32,13 @@ def test_each_sum_has_its_answer_and_no_test_sum_is_trained_on(tmp_path, argumen
             assert row["extra_info"] == {"split": split, "index": index}
             assert compute_score(row["data_source"], f"{expression}={answer}", answer) == 1.0
             assert compute_score(row["data_source"], f"{expression}={int(answer) + 1}", answer) == 0.0
+
+
+def test_every_field_is_in_the_recipe_that_is_compared(tmp_path):
+    manifest = json.loads((prepare(tmp_path / "data", seed=3, train_size=50) / "asset.json").read_text())
+    assert manifest["recipe"] == {
+        "name": "arithmetic", "version": 1, "seed": 3, "wording": "chain", "terms": 3, "numbers": 10, "train_size": 50, "test_size": 128,
+    }  # fmt: skip
 
 
 def test_the_seed_decides_every_byte(tmp_path):

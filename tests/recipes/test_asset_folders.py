@@ -79,10 +79,16 @@ def test_somebody_elses_folder_is_left_alone(tmp_path):
     assert [p.name for p in mine.iterdir()] == ["thesis.tex"]
 
 
-def test_a_place_that_cannot_be_written_to(tmp_path):
+@pytest.mark.parametrize("place", ["file/x", "file/y/x", "/proc/x", "/proc/y/x"])
+def test_a_place_that_cannot_be_written_to(tmp_path, place):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"cannot make .*file/x.*assets=\.\.\."):
-        build_once(tmp_path / "file" / "x", {}, Builder())
+    with pytest.raises(UserError, match=rf"cannot make .*{place}.*assets=\.\.\."):
+        build_once(tmp_path / place, {}, Builder())
+
+
+def test_an_error_of_the_build_is_not_mistaken_for_that(tmp_path):
+    with pytest.raises(FileNotFoundError, match="of the build's own"):
+        build_once(tmp_path / "x", {}, lambda part: (part / "of the build's own").read_bytes())
 
 
 def test_killed_midway(tmp_path):

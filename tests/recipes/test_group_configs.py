@@ -8,8 +8,8 @@ from hydra.utils import instantiate
 from transformers import AutoTokenizer
 
 from recipes.assets.tiny_tokenizer import tiny_tokenizer
-from recipes.data_check import check_model_folder, check_parquet
-from recipes.train import compose
+from recipes.data_check import check_prompts
+from recipes.model_check import check_model_folder
 
 
 @pytest.mark.parametrize(
@@ -18,26 +18,26 @@ from recipes.train import compose
         ([], "arithmetic-0/train.parquet", 16, 1.0),
         (["model=smollm2_135m"], "calculate-0/train.parquet", 48, 0.6),
         (["model=smollm2_135m", "data=arithmetic"], "arithmetic-0/train.parquet", 16, 0.6),
-        (["model=tiny", "data=calculate", "seed=3"], "calculate-3/train.parquet", 48, 1.0),
+        (["data=calculate", "seed=3"], "calculate-3/train.parquet", 48, 1.0),
         (["model=smollm2_135m", "data.max_response_length=7"], "calculate-0/train.parquet", 7, 0.6),
         (["model=folder", "data.train_files=x.parquet"], "x.parquet", 4096, 1.0),
     ],
 )
-def test_a_model_brings_its_task_unless_another_is_chosen(overrides, train_file, length, temperature):
-    config = compose(["assets=", *overrides])
+def test_a_model_brings_its_task_unless_another_is_chosen(configure, overrides, train_file, length, temperature):
+    config = configure("assets=", *overrides)
     assert config.data.train_files.lstrip("/") == train_file
     assert config.data.max_response_length == length
     assert config.actor_rollout_ref.rollout.temperature == temperature
     assert config.data.prompt_key == "prompt"  # verl's own keys are there beside ours
 
 
-@pytest.mark.parametrize("data", ["arithmetic", "calculate"])
-def test_data_is_made_where_training_looks_for_it_and_fits(tmp_path, data):
-    config = compose([f"assets={tmp_path}", "seed=5", f"data={data}"])
+@pytest.mark.parametrize("chosen", [[], ["data=calculate"]])
+def test_data_is_made_where_training_looks_for_it_and_fits(configure, tmp_path, chosen):
+    config = configure(f"assets={tmp_path}", "seed=5", *chosen)
     instantiate(config.data.prepare)
     for key in ("train_files", "val_files"):
-        check_parquet(config.data[key], f"data.{key}")
-    if data == "arithmetic":
+        check_prompts(config.data[key], f"data.{key}")
+    if not chosen:  # the tiny model's own
         tokenizer = tiny_tokenizer(512)
         rows = parquet.read_table(config.data.train_files).to_pylist()
         lengths = [len(tokenizer.apply_chat_template(r["prompt"], add_generation_prompt=True, return_dict=False)) for r in rows]
@@ -45,8 +45,8 @@ def test_data_is_made_where_training_looks_for_it_and_fits(tmp_path, data):
         assert len(tokenizer.encode("18+9=27<|end|>")) <= config.data.max_response_length
 
 
-def test_model_is_made_where_training_looks_for_it(tmp_path):
-    config = compose([f"assets={tmp_path}", "+model.prepare.warmup_steps=0"])
+def test_model_is_made_where_training_looks_for_it(configure, tmp_path):
+    config = configure(f"assets={tmp_path}", "+model.prepare.warmup_steps=0")
     instantiate(config.model.prepare)
     assert Path(config.actor_rollout_ref.model.path) == tmp_path / "tiny-0"
     check_model_folder(config.actor_rollout_ref.model.path)

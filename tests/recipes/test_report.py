@@ -189,7 +189,7 @@ def test_damaged_or_missing_config_is_survived(tmp_path, config, without_plots):
     assert cells(report(run)[1], "reward") == ["0.010", "0.020", "+0.010"]
 
 
-def test_values_that_are_not_finite_are_left_out_and_told(tmp_path):
+def test_values_that_are_not_finite_are_left_out_and_told(tmp_path, without_plots):
     rows = [step(i) for i in range(1, 21)]
     rows[3]["data"]["actor/grad_norm"] = float("nan")
     rows[4]["data"]["actor/grad_norm"] = None  # how verl's logger writes NaN

@@ -9,8 +9,8 @@ import pytest
 
 from recipes.assets import smollm2
 from recipes.assets.smollm2 import find_gguf, prepare
-from recipes.data_check import check_model_folder
 from recipes.errors import UserError
+from recipes.model_check import check_chat, check_model_folder
 
 
 @pytest.fixture
@@ -69,6 +69,7 @@ def test_conversion(tmp_path):
         pytest.skip(f"not installed: {smollm2.INSTALL}")
     folder = prepare(tmp_path / "model")  # encodes, decodes and answers a question, or raises
     check_model_folder(folder)
+    check_chat(folder)
     written = (folder / "model.safetensors").stat()
     assert written.st_size > 4 * 134_000_000  # float32
     prepare(folder)

@@ -12,13 +12,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from recipes.assets.arithmetic import WORDINGS
 from recipes.assets.tiny_model import prepare
 from recipes.assets.warmup import work_out
-from recipes.data_check import check_model_folder
+from recipes.model_check import check_model_folder
 from recipes.rewards import compute_score
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return prepare(tmp_path_factory.mktemp("assets") / "tiny", seed=7, warmup_steps=3)
+    return prepare(tmp_path_factory.mktemp("assets") / "tiny", seed=7, warmup_steps=1)
 
 
 def test_is_a_whole_model_folder_that_vllm_can_load(folder):
@@ -31,6 +31,12 @@ def test_is_a_whole_model_folder_that_vllm_can_load(folder):
     generation = json.loads((folder / "generation_config.json").read_text())
     assert (generation["eos_token_id"], generation["pad_token_id"]) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
     assert tokenizer.eos_token_id != tokenizer.pad_token_id
+
+
+def test_every_field_is_in_the_recipe_that_is_compared(folder):
+    assert json.loads((folder / "asset.json").read_text())["recipe"] == {
+        "name": "tiny_model", "version": 1, "seed": 7, "warmup_steps": 1, "batch_size": 32, "stop_early": 0.55, "slip": 0.05,
+    }  # fmt: skip
 
 
 def test_tokenizer_writes_any_text_and_marks_turns(folder):
@@ -50,12 +56,12 @@ def test_the_seed_decides_every_weight_and_nothing_else_changes(folder, tmp_path
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        same = prepare(tmp_path / "same", seed=7, warmup_steps=3)
+        same = prepare(tmp_path / "same", seed=7, warmup_steps=1)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)
     assert (same / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
-    other = load_file(prepare(tmp_path / "other", seed=8, warmup_steps=3) / "model.safetensors")
+    other = load_file(prepare(tmp_path / "other", seed=8, warmup_steps=1) / "model.safetensors")
     assert all(not torch.equal(other[k], v) for k, v in load_file(folder / "model.safetensors").items() if v.ndim == 2)
     assert random.getstate() == random_before and torch.equal(torch.get_rng_state(), torch_before)
     assert capfd.readouterr() == ("", "")

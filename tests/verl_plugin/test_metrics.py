@@ -8,7 +8,7 @@ pytest.importorskip("verl")
 from verl.utils.metric import AggregationType, Metric, reduce_metrics  # noqa: E402
 
 from trustregion import PolicyLoss, TokenBatch  # noqa: E402
-from trustregion.verl_plugin.metrics import WithExactMetrics, pop_summary, to_scalars  # noqa: E402
+from trustregion.verl_plugin.metrics import pop_summary, reduce_exactly, to_scalars  # noqa: E402
 
 
 def token_batch(tokens: int, seed: int) -> TokenBatch:
@@ -16,21 +16,21 @@ def token_batch(tokens: int, seed: int) -> TokenBatch:
     old = -torch.rand(1, tokens, generator=rng) * 3
     new = (old + torch.randn(1, tokens, generator=rng) * 0.5).clamp(max=0)
     advantages = torch.randn(1, tokens, generator=rng)
-    return TokenBatch(new, old, advantages, torch.ones(1, tokens, dtype=torch.bool))
+    entropy = 1 + 0.1 * torch.randn(1, tokens, generator=rng)
+    mask, ones = torch.ones(1, tokens, dtype=torch.bool), torch.ones(1, tokens)
+    return TokenBatch(new, old, advantages, mask, entropy=entropy, entropy_old=ones)
 
 
 def in_worker(loss: PolicyLoss, batch: TokenBatch) -> dict[str, Metric]:
-    """What verl's ppo_loss does with the metrics of a registered loss, inside our wrapper."""
-
-    def ppo_loss(model_output, data, dp_group=None):
-        scalars = to_scalars(loss(batch).metrics)
-        return torch.zeros(()), Metric.from_dict(scalars, aggregation=AggregationType.MEAN)
-
-    return WithExactMetrics(ppo_loss)(model_output=None, data=None)[1]
+    """What verl's ppo_loss does with the metrics of a registered loss, and our worker then."""
+    metrics = Metric.from_dict(to_scalars(loss(batch).metrics), aggregation=AggregationType.MEAN)
+    reduce_exactly(metrics)
+    return metrics
 
 
-def test_equal_to_one_call_over_all_tokens():
-    loss = PolicyLoss.from_preset("grpo")
+@pytest.mark.parametrize("preset", ["grpo", "band_kl_erc"])
+def test_equal_to_one_call_over_all_tokens(preset):
+    loss = PolicyLoss.from_preset(preset)
     sizes = [[[7, 60], [1, 30]], [[200, 3], [11, 5]]]  # mini-batch, worker, micro-batch: unequal on purpose
     batches = [[[token_batch(n, seed=n) for n in worker] for worker in mini] for mini in sizes]
 
@@ -50,7 +50,7 @@ def test_equal_to_one_call_over_all_tokens():
 
     flat = [micro for mini in batches for worker in mini for micro in worker]
     whole = TokenBatch(*(torch.cat([getattr(b, f) for b in flat], dim=1)
-                         for f in ("log_prob", "log_prob_old", "advantages", "response_mask")))
+                         for f in ("log_prob", "log_prob_old", "advantages", "response_mask", "entropy", "entropy_old")))
     expected = loss(whole).metrics.summarize()
     del expected["trust/tokens"]
     assert expected["trust/clip_fraction"] > 0.05

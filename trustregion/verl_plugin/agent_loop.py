@@ -1,10 +1,15 @@
-"""verl's single-turn rollout with a sampling seed of its own for each request."""
+"""verl's single-turn rollout with a sampling seed of its own for each request, and the most likely tokens on demand."""
 
 import hashlib
 import re
 from typing import Any
 
+from omegaconf import OmegaConf
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
+
+from trustregion import MethodConfig
+from trustregion.verl_plugin.rollout_cells import WithTopTokens
+from trustregion.verl_plugin.rollout_server import TOPK
 
 TRAINING_UID = re.compile(r"\d{8}-\d{6}")  # as the trainer makes them
 
@@ -18,12 +23,23 @@ def request_seed(run_seed: int, prompt: str, session: int) -> int:
 class SeededSingleTurn(SingleTurnAgentLoop):
     """vLLM draws unseeded requests from one shared generator, in the order in which they happen to be scheduled.
 
-    With a seed a request, the samples of a run depend on its seed alone, also after a resume.
+    With a seed a request, the samples of a run depend on its seed alone, also after a resume. Where the method's top-K
+    cells are the rollout engine's own, it is asked for them with the sample.
     """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        method = OmegaConf.to_container(self.config.actor_rollout_ref.actor.policy_loss.method, resolve=True)
+        method = MethodConfig.from_flat(method)
+        self._topk = method.topk if method.anchor == "rollout" else 0
 
     async def run(self, sampling_params: dict[str, Any], **kwargs):
         # The trainer's uids are numbers of step and prompt; in validation verl draws random ones, so the text counts.
         uid = str(kwargs["uid"])
         prompt = uid if TRAINING_UID.fullmatch(uid) else f"{kwargs.get('global_steps')}/{kwargs['raw_prompt']}"
         seed = request_seed(self.rollout_config.seed, prompt, int(kwargs["session_id"]))
-        return await super().run(dict(sampling_params, seed=seed), **kwargs)
+        sampling_params = dict(sampling_params, seed=seed)
+        if not self._topk:
+            return await super().run(sampling_params, **kwargs)
+        output = await super().run(dict(sampling_params, extra_args={TOPK: self._topk}), **kwargs)
+        return WithTopTokens(**{name: getattr(output, name) for name in output.model_fields_set | {"extra_fields"}})

@@ -5,7 +5,8 @@ import os
 import shutil
 from importlib import metadata
 
-LOSS = "trust_region"
+from trustregion.verl_plugin.names import LOSS_NAME
+
 NEEDED = {
     "torch": "pip install torch",
     "verl": "pip install 'trustregion[verl]'",
@@ -27,7 +28,7 @@ def require_plugin():
     import verl  # noqa: F401  loads the plugins
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
-    registered = POLICY_LOSS_REGISTRY.get(LOSS)
+    registered = POLICY_LOSS_REGISTRY.get(LOSS_NAME)
     if registered is None:
         entry_points = [ep.value for ep in metadata.entry_points(group="verl.plugins")]
         if not any(value.startswith("trustregion.") for value in entry_points):
@@ -39,12 +40,12 @@ def require_plugin():
             importlib.import_module("trustregion.verl_plugin.plugin")
         except Exception as error:
             raise PluginMissing(f"verl dropped the plugin in silence because of {type(error).__name__}: {error}") from error
-        if POLICY_LOSS_REGISTRY.get(LOSS) is None:
+        if POLICY_LOSS_REGISTRY.get(LOSS_NAME) is None:
             raise PluginMissing("verl was told not to load plugins: unset VERL_USE_EXTERNAL_PLUGINS")
         raise PluginMissing("verl did not load the plugin, yet it loads by hand: unset VERL_USE_EXTERNAL_PLUGINS")
     if not registered.__module__.startswith("trustregion."):
         raise PluginMissing(
-            f"two plugins register the policy loss {LOSS!r}: {registered.__module__}.{registered.__qualname__} replaced "
+            f"two plugins register the policy loss {LOSS_NAME!r}: {registered.__module__}.{registered.__qualname__} replaced "
             "trustregion's. Uninstall that plugin, or rename its loss."
         )
 
@@ -71,10 +72,15 @@ def main() -> int:
     print("plugin")
     try:
         require_plugin()
-        print(f"  verl           knows the policy loss {LOSS!r}")
+        print(f"  verl           knows the policy loss {LOSS_NAME!r}")
     except (PluginMissing, ImportError) as error:
         print("  verl           does NOT know our policy loss")
         problems.append(f"{type(error).__name__}: {error}")
+    if (trl := version("trl")) and int(trl.split(".")[0]) >= 1:
+        problems.append(
+            f"trl {trl} beside verl: verl's workers import a model from it that TRL 1 no longer has, and end. pip uninstall "
+            "trl, and use it in an environment of its own"
+        )
     print("  kernels        pure torch")
 
     print("machine")

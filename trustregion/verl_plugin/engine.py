@@ -1,4 +1,7 @@
-"""FSDP2 as verl has it, for parameters that live on a CPU."""
+"""verl's FSDP engines with statistics of the whole vocabulary, and FSDP2 for parameters that live on a CPU.
+
+On GPUs, verl's workers choose ours by VERL_ENGINE_VENDOR=trustregion, which `recipes.train` sets.
+"""
 
 import copy
 
@@ -6,9 +9,18 @@ from tensordict import NonTensorStack
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
+from trustregion.verl_plugin.full_vocabulary import FullVocabulary
+
+
+@EngineRegistry.register(
+    model_type="language_model", backend=["fsdp", "fsdp2"], device=["cuda", "npu"], vendor="trustregion"
+)
+class TrustRegionFSDPEngine(FullVocabulary, FSDPEngineWithLMHead):
+    """verl's engine, which computes entropies and cells along with the log-probs where a method needs them."""
+
 
 @EngineRegistry.register(model_type="language_model", backend="fsdp2", device="cpu")
-class CpuFSDPEngine(FSDPEngineWithLMHead):
+class CpuFSDPEngine(FullVocabulary, FSDPEngineWithLMHead):
     """verl registers its FSDP engines for cuda and npu only; FSDP2 over gloo runs them on a CPU unchanged."""
 
     def forward_step(self, micro_batch, loss_function, forward_only):

@@ -2,7 +2,7 @@
 
 verl takes plain numbers from a registered loss and averages them over micro-batches, workers and mini-batches. Sums may
 be averaged, because a ratio of averaged sums is the ratio of the sums; maxima may not. So the loss reports sums and
-maxima under prefixed names, `WithExactMetrics` (in the worker) says which is which, and `pop_summary` (in the trainer)
+maxima under prefixed names, `reduce_exactly` (in the worker) says which is which, and `pop_summary` (in the trainer)
 turns what arrives into the metrics `trust/*`, exact over all tokens of the step.
 """
 
@@ -22,20 +22,13 @@ def to_scalars(stats: LossStats) -> dict[str, float]:
     return {PREFIX + name: value for name, value in zip(flat, values, strict=True)}
 
 
-class WithExactMetrics:
-    """verl's loss function of a worker, which then reduces our sums as sums and our maxima as maxima."""
-
-    def __init__(self, loss_function):
-        self._loss_function = loss_function
-
-    def __call__(self, model_output, data, dp_group=None):
-        loss, metrics = self._loss_function(model_output=model_output, data=data, dp_group=dp_group)
-        for name, metric in metrics.items():
-            for prefix, aggregation in KINDS.items():
-                if name.startswith(prefix):
-                    metrics[name] = Metric(aggregation)
-                    metrics[name].extend(metric.values)
-        return loss, metrics
+def reduce_exactly(metrics: dict[str, Metric]) -> None:
+    """In a worker: has verl reduce our sums as sums and our maxima as maxima, from here on."""
+    for name, metric in metrics.items():
+        for prefix, aggregation in KINDS.items():
+            if name.startswith(prefix):
+                metrics[name] = Metric(aggregation)
+                metrics[name].extend(metric.values)
 
 
 def pop_summary(metrics: dict[str, float]) -> dict[str, float]:

@@ -5,7 +5,8 @@ is what makes that visible.
 """
 
 import trustregion.verl_plugin.platform_cpu  # noqa: F401  registers the platform "cpu"
-from trustregion.verl_plugin.policy_loss import LOSS_NAME, trust_region_loss
+from trustregion.verl_plugin.names import LOSS_NAME
+from trustregion.verl_plugin.policy_loss import trust_region_loss
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, register_policy_loss
 
 if LOSS_NAME in POLICY_LOSS_REGISTRY:  # verl would overwrite it in silence

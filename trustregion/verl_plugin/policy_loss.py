@@ -4,8 +4,7 @@ from verl.trainer.ppo.core_algos import agg_loss
 
 from trustregion import TokenBatch
 from trustregion.verl_plugin.metrics import to_scalars
-
-LOSS_NAME = "trust_region"
+from trustregion.verl_plugin.names import SYNC
 
 
 def trust_region_loss(
@@ -26,15 +25,29 @@ def trust_region_loss(
         The aggregated loss (scalar) and this micro-batch's mergeable statistics by name.
 
     Raises:
-        ValueError: a live token's `old_log_prob` is not a log-probability.
+        ValueError: a live token's `old_log_prob` is not a log-probability; the mode divides by a width that depends on
+            padding; or the method needs what verl's own trainers do not carry.
     """
-    out = config.policy_loss.loss(
+    if loss_agg_mode == "seq-mean-token-sum-norm" and config.loss_scale_factor is None:
+        raise ValueError(
+            "actor.loss_agg_mode = 'seq-mean-token-sum-norm' without actor.loss_scale_factor would divide by the width "
+            "that a micro-batch happens to be padded to. Set actor.loss_scale_factor, for example to "
+            "data.max_response_length."
+        )
+    policy_loss = config.policy_loss
+    if policy_loss.loss.requires and not policy_loss.parts:
+        raise ValueError(
+            f"the method needs {' and '.join(sorted(policy_loss.loss.requires))} of every token, and verl's own trainers "
+            f"carry none: start with python -m recipes.train, whose trainer ({SYNC}) does."
+        )
+    out = policy_loss.loss(
         TokenBatch(
             log_prob=log_prob,
             log_prob_old=old_log_prob,
             advantages=advantages,
             response_mask=response_mask,
             weights=rollout_is_weights,
+            **policy_loss.parts,
         )
     )
     loss = agg_loss(

@@ -1,28 +1,47 @@
-"""verl's synchronous trainer, repeatable, with exact trust-region metrics, and unable to wait for a dead server."""
+"""verl's colocated trainers with what a method needs of them: schedules, the anchor's statistics and exact metrics;
+prompts in a fixed order; and no waiting for a dead server."""
+
+import json
+import os
+import warnings
 
 import ray
-from omegaconf import open_dict
+import transfer_queue as tq
+from omegaconf import OmegaConf, open_dict
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 from verl.utils.debug import marked_timer
 
+from trustregion import MethodConfig
+from trustregion.verl_plugin.advice import advice
+from trustregion.verl_plugin.full_vocabulary import CELL_IDS, CELLS, REQUEST
 from trustregion.verl_plugin.metrics import pop_summary
+from trustregion.verl_plugin.names import COLOCATE_ASYNC, SYNC
 from trustregion.verl_plugin.replay_buffer import OrderedReplayBuffer
+from trustregion.verl_plugin.rollout_cells import anchor_cells
 from trustregion.verl_plugin.rollout_health import RolloutHealth
+from trustregion.verl_plugin.rollout_server import TOP_IDS, TOP_LOG_PROBS
+from trustregion.verl_plugin.schedule import TrainerSchedule
 from trustregion.verl_plugin.worker import TrustRegionTrainingWorker, TrustRegionWorker
+from trustregion.verl_plugin.worker_loss import VALUES
 
-TRAINER_MODE = "trust_region_sync"
 
+class TrustRegionTrainer:
+    """Mixin in front of one of verl's trainers whose workers are colocated with the rollout servers."""
 
-@register_trainer(TRAINER_MODE)
-class TrustRegionTrainer(PPOTrainerSync):
-    """`trainer.v1.trainer_mode=trust_region_sync`."""
+    verls_mode: str  # verl's own name of that trainer, which it compares with in several places
 
     def __init__(self, config):
         with open_dict(config):
-            config.trainer.v1.trainer_mode = "sync"  # verl compares with this literal in several places
+            config.trainer.v1.trainer_mode = self.verls_mode
+        for sentence in advice(config):
+            warnings.warn(sentence, stacklevel=2)
+        method = OmegaConf.to_container(config.actor_rollout_ref.actor.policy_loss.method, resolve=True)
+        self.method = MethodConfig.from_flat(method)
+        self.schedule = TrainerSchedule(self.method)
         super().__init__(config)
         self._drawn_in_step = (0, 0)  # (training step, prompts drawn in it)
 
@@ -62,8 +81,70 @@ class TrustRegionTrainer(PPOTrainerSync):
         # What verl's checkpoint manager does for colocated workers, but without its unbounded wait.
         self.health.wait(self.actor_rollout_wg.update_weights(global_steps=self.global_steps, mode="naive"))
 
-    # ---- exact metrics -----------------------------------------------------------------------------------------------
-    def _update_actor(self, batch, metrics):
-        batch = super()._update_actor(batch, metrics)
-        metrics.update(pop_summary(metrics))
+    # ---- the anchor's pass and the update ----------------------------------------------------------------------------
+    def _compute_old_log_prob(self, batch, metrics):
+        request = {"entropy": self.method.entropy_every_k_steps > 0, "topk": self.method.topk}
+        batch.extra_info[REQUEST] = json.dumps(request)
+        batch = super()._compute_old_log_prob(batch, metrics)
+        batch.extra_info.pop(REQUEST, None)  # the same batch goes to the reference model next
+        if self.method.anchor == "rollout" and self.method.topk:
+            self._put_rollout_cells(batch)
         return batch
+
+    def _put_rollout_cells(self, batch):
+        fields = [TOP_IDS, TOP_LOG_PROBS, "old_log_probs", "responses", "prompts"]
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        *by_token, prompts = (data[name].unbind() for name in fields)
+        cell_ids, cells = anchor_cells(*by_token, [len(prompt) for prompt in prompts])
+        cells = tu.get_tensordict({CELL_IDS: cell_ids, CELLS: cells})
+        tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=cells)
+
+    def _update_actor(self, batch, metrics):
+        policy_loss = self.config.actor_rollout_ref.actor.policy_loss
+        request = {
+            "entropy_every": self.method.entropy_every_k_steps,
+            "at_cells": self.method.topk > 0,
+            "first_update": (self.global_steps - 1) * self._updates_per_step,
+            "correct_reward": policy_loss.correct_reward if policy_loss.positive_nll_coef else None,
+        }
+        batch.extra_info[REQUEST] = json.dumps(request)
+        batch.extra_info[VALUES] = json.dumps(self.schedule.values(self.global_steps))
+        batch = super()._update_actor(batch, metrics)
+        summary = pop_summary(metrics)
+        metrics.update(summary | self.schedule.observe(summary))
+        return batch
+
+    @property
+    def _updates_per_step(self) -> int:
+        actor = self.config.actor_rollout_ref.actor
+        return self.config.data.train_batch_size // actor.ppo_mini_batch_size * actor.ppo_epochs
+
+    def _save_checkpoint(self):
+        # First: verl's last act is to name the checkpoint as whole.
+        self.schedule.save(os.path.join(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}"))
+        super()._save_checkpoint()
+
+    def _load_checkpoint(self):
+        super()._load_checkpoint()
+        if self.global_steps:
+            newest = os.path.join(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}")
+            chosen = self.config.trainer.resume_from_path
+            self.schedule.load(chosen if self.config.trainer.resume_mode == "resume_path" else newest)
+
+
+@register_trainer(SYNC)
+class TrustRegionSync(TrustRegionTrainer, PPOTrainerSync):
+    """`trainer.v1.trainer_mode=trust_region_sync`: rollouts and updates take turns."""
+
+    verls_mode = "sync"
+
+
+@register_trainer(COLOCATE_ASYNC)
+class TrustRegionColocateAsync(TrustRegionTrainer, PPOTrainerColocateAsync):
+    """`trainer.v1.trainer_mode=trust_region_colocate_async`: what is not finished when a batch is goes on after the update."""
+
+    verls_mode = "colocate_async"
+
+    def on_step_end(self):
+        super().on_step_end()
+        self.checkpoint_manager.resume_generation_replicas()

@@ -1,18 +1,18 @@
-"""verl's actor/rollout worker with two additions: exact trust-region metrics, and gloo alone where there is only a CPU."""
+"""verl's actor/rollout worker with two additions: our `WorkerLoss`, and gloo alone where there is only a CPU."""
 
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils.device import get_device_name
 from verl.utils.distributed import initialize_global_process_group_ray
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
-from trustregion.verl_plugin.metrics import WithExactMetrics
+from trustregion.verl_plugin.worker_loss import WorkerLoss
 
 
 class TrustRegionTrainingWorker(TrainingWorker):
     def __init__(self, config):
-        if get_device_name() == "cpu":
-            import trustregion.verl_plugin.engine  # noqa: F401  registers the CPU engine
+        import trustregion.verl_plugin.engine  # noqa: F401  registers our engines
 
+        if get_device_name() == "cpu":
             # verl would ask torch for the backend "cpu:gloo,cpu:gloo", which torch refuses. The process group made
             # here, by verl's own function, is the one it then finds.
             initialize_global_process_group_ray(timeout_second=None, backend="gloo")
@@ -27,4 +27,4 @@ class TrustRegionWorker(ActorRolloutRefWorker):
     def init_model(self):
         super().init_model()
         if self.actor is not None:
-            self.actor.set_loss_fn(WithExactMetrics(self.loss_fn))
+            self.actor.set_loss_fn(WorkerLoss(self.loss_fn, self.loss_fn.keywords["config"].policy_loss))

@@ -1,0 +1,69 @@
+"""What can be known to be wrong from the files that a configuration names, before Ray starts."""
+
+import re
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from recipes.data_check import check_prompts
+from recipes.errors import UserError
+from recipes.model_check import check_chat, check_model_folder, longest_sequence
+
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")  # "Qwen/Qwen2.5-7B": looked up by the workers, unless the hub is off
+
+
+def check_files(config: DictConfig):
+    """Checks the model folder and the data files that `config`, which check() has passed, names. Raises UserError."""
+    if _is_here(config.actor_rollout_ref.model.path, config):
+        _check_model(config)
+    _check_data(config)
+
+
+def _is_here(path: str, config: DictConfig) -> bool:
+    offline = str(config.cluster.env.get("HF_HUB_OFFLINE", "0")) == "1"
+    return offline or Path(path).expanduser().exists() or not HUB_NAME.fullmatch(path)
+
+
+def _check_model(config: DictConfig):
+    chosen, data = config.actor_rollout_ref.model, config.data
+    said = f"model.path={chosen.path}"
+    model = check_model_folder(chosen.path, trust_remote_code=chosen.trust_remote_code)
+    if "vision_config" in model and config.cluster.device == "cpu":
+        raise UserError(
+            f"{said}: is a vision-language model (its config.json has a vision_config), whose images would be lost on a CPU: "
+            "only text models are supported there. Choose another model, or cluster=gpu."
+        )
+    vocabulary, K = (model.get("text_config") or model).get("vocab_size"), config.method.get("K")
+    if vocabulary is not None and K is not None and K >= vocabulary:
+        raise UserError(f"method.K = {K}: {said} has a vocabulary of {vocabulary} tokens, and K must leave a rest. Lower it.")
+    if "vision_config" not in model:  # else verl formats the prompts by the model's processor
+        _check_tokenizer(config)
+    tokens, longest = data.max_prompt_length + data.max_response_length, longest_sequence(model)
+    if longest is not None and tokens > longest:
+        raise UserError(
+            f"data.max_prompt_length = {data.max_prompt_length} and data.max_response_length = {data.max_response_length}: "
+            f"{tokens} tokens together, and {said} has positions for {longest} (max_position_embeddings). Lower one of the two."
+        )
+
+
+def _check_tokenizer(config: DictConfig):
+    model = config.actor_rollout_ref.model
+    key, path = "model.path", model.path
+    if model.tokenizer_path:
+        key, path = "actor_rollout_ref.model.tokenizer_path", model.tokenizer_path
+    if _is_here(path, config):
+        check_chat(path, key, model.custom_chat_template, model.trust_remote_code)
+
+
+def _check_data(config: DictConfig):
+    data, rows = config.data, {}
+    for key in ("train_files", "val_files"):
+        files = [data[key]] if isinstance(data[key], str) else data[key]
+        rows[key] = sum(check_prompts(path, f"data.{key}", data.prompt_key) for path in files)
+    used = min(rows["train_files"], data.train_max_samples) if data.train_max_samples > 0 else rows["train_files"]
+    if used < data.train_batch_size:
+        limit = f" (data.train_max_samples = {used})" if used < rows["train_files"] else ""
+        raise UserError(
+            f"data.train_batch_size = {data.train_batch_size}: data.train_files = {data.train_files} gives {used} prompts{limit}, "
+            "less than one batch. Lower data.train_batch_size, or give more prompts."
+        )

@@ -1,0 +1,100 @@
+"""The files that a configuration names are checked before Ray starts."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hydra.utils import instantiate
+
+from recipes.errors import UserError
+from recipes.file_checks import check_files
+
+ROW = {
+    "data_source": "arithmetic",
+    "prompt": [{"role": "user", "content": "1+1="}],
+    "ability": "math",
+    "reward_model": {"style": "rule", "ground_truth": "2"},
+    "extra_info": {"split": "train", "index": 0},
+}
+
+
+@pytest.fixture(scope="module")
+def tiny_model(configure, tmp_path_factory) -> Path:
+    config = configure(f"assets={tmp_path_factory.mktemp('assets')}", "+model.prepare.warmup_steps=0")
+    return Path(instantiate(config.model.prepare))
+
+
+@pytest.fixture
+def files(configure, tiny_model, tmp_path):
+    """files("data.val_files=...", ...) -> a configuration whose files are in order where the overrides do not say otherwise."""
+    shutil.copytree(tiny_model, tmp_path / "model")
+    pd.DataFrame([ROW] * 20).to_parquet(tmp_path / "20.parquet")
+    named = [f"data.{key}={tmp_path / '20.parquet'}" for key in ("train_files", "val_files")]
+    return lambda *overrides: configure(*named, f"model.path={tmp_path / 'model'}", *overrides)
+
+
+def complaint(config) -> str:
+    with pytest.raises(UserError) as raised:
+        check_files(config)
+    return str(raised.value)
+
+
+def change(file: Path, **values):
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+def test_whole_files_pass(files):
+    check_files(files())
+
+
+def test_the_key_of_a_bad_file_is_named(files, tmp_path):
+    said = complaint(files(f"data.train_files={tmp_path / 'none.parquet'}"))
+    assert "data.train_files" in said and "no such file" in said
+    bad = tmp_path / "bad.parquet"
+    bad.write_bytes((tmp_path / "20.parquet").read_bytes()[:-20])
+    said = complaint(files(f"data.val_files=[{tmp_path / '20.parquet'},{bad}]"))
+    assert "data.val_files" in said and "bad.parquet: not a readable parquet file" in said
+
+
+def test_less_than_a_batch_of_prompts(files, tmp_path):
+    said = complaint(files("data.train_batch_size=24"))
+    assert "data.train_batch_size = 24" in said and "20.parquet gives 20 prompts, less than one batch" in said
+    assert "gives 9 prompts (data.train_max_samples = 9)" in complaint(files("data.train_max_samples=9"))
+    (tmp_path / "15.jsonl").write_text('{"prompt": []}\n' * 15)
+    assert "gives 15 prompts" in complaint(files(f"data.train_files={tmp_path / '15.jsonl'}"))
+    check_files(files("data.train_batch_size=40", f"data.train_files=[{tmp_path / '20.parquet'},{tmp_path / '20.parquet'}]"))
+
+
+def test_tokenizers_are_tried(files, tmp_path):
+    (tmp_path / "model" / "chat_template.jinja").rename(tmp_path / "template")
+    assert f"model.path={tmp_path / 'model'}: the tokenizer has no chat template" in complaint(files())
+    check_files(files("actor_rollout_ref.model.custom_chat_template='{{ messages[0].content }}'"))
+    shutil.copytree(tmp_path / "model", tmp_path / "tokenizer")
+    elsewhere = files(f"actor_rollout_ref.model.tokenizer_path={tmp_path / 'tokenizer'}")
+    assert f"model.tokenizer_path={tmp_path / 'tokenizer'}: the tokenizer has no" in complaint(elsewhere)
+    (tmp_path / "template").rename(tmp_path / "tokenizer" / "chat_template.jinja")
+    check_files(elsewhere)
+
+
+def test_sequences_longer_than_the_model(files):
+    said = complaint(files("data.max_prompt_length=100", "data.max_response_length=413"))
+    assert "data.max_prompt_length = 100 and data.max_response_length = 413: 513 tokens" in said and "positions for 512" in said
+    check_files(files("data.max_prompt_length=100", "data.max_response_length=412"))
+
+
+def test_models_that_see_are_refused_on_a_cpu(files, tmp_path):
+    change(tmp_path / "model" / "config.json", vision_config={})
+    assert f"model.path={tmp_path / 'model'}: is a vision-language model" in complaint(files())
+    check_files(files("cluster.device=cuda"))
+
+
+def test_names_on_a_hub_are_left_to_the_workers_unless_the_hub_is_off(files):
+    assert "model.path=Qwen/Qwen3-8B: no such folder" in complaint(files("model.path=Qwen/Qwen3-8B"))
+    check_files(files("model.path=Qwen/Qwen3-8B", "cluster.env.HF_HUB_OFFLINE=0"))
+
+
+def test_the_named_tokens_leave_a_rest(files):
+    check_files(files("method=dppo_topk_tv"))
+    assert "method.K = 261: model.path=" in complaint(files("method=dppo_topk_tv", "method.K=261"))

@@ -1,0 +1,48 @@
+"""What surrounds verl's policy loss in a worker: the step's values of scheduled fields, statistics of the whole
+vocabulary where the method needs them, exact metrics, and the likelihood of correct responses where it is asked for."""
+
+import json
+
+from tensordict import TensorDict
+from torch import Tensor
+from verl.utils import tensordict_utils as tu
+from verl.utils.metric import AggregationType, Metric
+from verl.workers.utils.padding import no_padding_2_padding
+
+from trustregion.verl_plugin.config import TrustRegionLossConfig
+from trustregion.verl_plugin.full_vocabulary import CELLS, ENTROPY, UPDATE
+from trustregion.verl_plugin.metrics import reduce_exactly
+from trustregion.verl_plugin.positive_nll import positive_nll
+
+# The trainer sends the values along with the batch, as JSON: a dict would become tensors on the way.
+VALUES = "trust_region_values"
+
+
+class WorkerLoss:
+    """verl's loss function of a worker, `loss_function`, whose policy loss is configured by `policy_loss`."""
+
+    def __init__(self, loss_function, policy_loss: TrustRegionLossConfig):
+        self._loss_function, self._policy_loss = loss_function, policy_loss
+
+    def __call__(self, model_output, data, dp_group=None):
+        self._policy_loss.set_values(json.loads(tu.get_non_tensor_data(data, VALUES, "{}")))
+        self._policy_loss.parts = _parts(model_output, data)  # verl hands a policy loss nothing but log-probs
+        loss, metrics = self._loss_function(model_output=model_output, data=data, dp_group=dp_group)
+        reduce_exactly(metrics)
+        if self._policy_loss.positive_nll_coef:
+            nll = positive_nll(model_output["log_probs"], data, self._policy_loss.correct_reward)
+            loss = loss + self._policy_loss.positive_nll_coef * nll
+            metrics["positive_nll"] = Metric(value=nll.detach(), aggregation=AggregationType.SUM)
+        return loss, metrics
+
+
+def _parts(model_output: dict[str, Tensor], data: TensorDict) -> dict:
+    """What a TokenBatch needs beyond log-probs, [B, T] and [B, T, K+2], from this pass's results and the anchor's."""
+    parts = {"update": tu.get_non_tensor_data(data, UPDATE, 0)}
+    if ENTROPY in model_output:
+        parts["entropy"] = no_padding_2_padding(model_output[ENTROPY], data)
+        parts["entropy_old"] = data.select("entropy").to_padded_tensor()["entropy"]
+    if CELLS in model_output:
+        parts["cell_log_prob"] = no_padding_2_padding(model_output[CELLS], data)
+        parts["cell_log_prob_old"] = no_padding_2_padding(data[CELLS], data)
+    return parts
