@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trustregion import band_bounds
+from trustregion.divergences import get_divergence
 from trustregion.numerics import COMPLEMENT_FLOOR
 
-from .helpers import exact_bounds, golden_bounds
+from .helpers import exact_bounds, generator, golden_bounds, value_at_zero
 
 BAR = {torch.float32: 1e-6, torch.float64: 1e-11}
 DTYPES = list(BAR)
@@ -153,6 +154,33 @@ def test_bounds_are_never_nan(divergence, dtype):
         assert log_lower.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
         assert (log_lower <= 0).all() and (log_upper >= 0).all(), delta
         assert (log_upper <= -log_prob.to(log_upper.dtype).clamp(max=0)).all(), delta
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("divergence", DIVERGENCES)
+def test_a_radius_beyond_every_distance_constrains_nothing(divergence, dtype):
+    log_prob = torch.tensor([-1e-7, -1e-3, -0.5, -3, -30], dtype=dtype)
+    largest = get_divergence(divergence).max_value
+    bounded = largest < math.inf
+    log_lower, log_upper = band_bounds(log_prob, divergence, largest if bounded else 1e30)
+    if bounded:
+        assert (log_lower == -math.inf).all() and torch.equal(log_upper, -log_prob)
+        # A smaller one still constrains: what is nearly certain cannot vanish, what is rare can.
+        log_lower, _ = band_bounds(log_prob, divergence, 0.9 * largest)
+        assert log_lower[0] > -math.inf and (log_lower[-1] == -math.inf)
+    else:
+        assert (log_lower < -5).all()
+        torch.testing.assert_close(log_upper, -log_prob)
+
+
+@pytest.mark.parametrize("divergence", [name for name in DIVERGENCES if name not in ("kl", "alpha(-1)")])
+def test_saturation_is_where_the_vanished_mass_costs_delta(divergence):
+    """m f(0) + (1-m) f(1/(1-m)) = delta, for the token's mass m or that of all others."""
+    f, at_zero = generator(divergence), value_at_zero(divergence)
+    for delta in (1e-9, 0.01, 0.05, 0.3, 0.65):
+        vanishing, filling = map(mp.mpf, get_divergence(divergence).saturation(delta))
+        for m, rest in ((mp.exp(vanishing), -mp.expm1(vanishing)), (-mp.expm1(filling), mp.exp(filling))):
+            assert m * at_zero + rest * f(1 / rest) == pytest.approx(delta, rel=1e-14, abs=0), (delta, m)
 
 
 def test_kl_crossovers_with_fixed_ratio_clips():

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trustregion import DIVERGENCES, binary_divergence, cell_divergence
+from trustregion import DIVERGENCES, band_bounds, binary_divergence, cell_divergence
 from trustregion.divergences import Alpha, get_divergence
 
-from .helpers import generator, order, value_at_zero
+from .helpers import generator, order, random_tokens, value_at_zero
 
 ALPHAS = [f"alpha({a})" for a in (-10, -1, -0.03, 0.3, 0.5, 0.7, 0.98, 1.5, 3, 10)]
 NAMES = [*DIVERGENCES, *ALPHAS]
@@ -105,7 +105,7 @@ def test_slope_at_infinity_is_the_limit(divergence):
     assert at_infinity > 1e3 if slope == math.inf else slope == pytest.approx(float(at_infinity), rel=1e-8)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(divergence=st.sampled_from(NAMES), cells=st.integers(3, 9), seed=st.integers(0, 10**6))
 def test_a_coarser_partition_is_never_further_apart(divergence, cells, seed):
     new, old = random_cells(cells, seed)
@@ -116,6 +116,69 @@ def test_a_coarser_partition_is_never_further_apart(divergence, cells, seed):
     assert (binary <= coarse * (1 + slack) + slack).all() and (coarse <= fine * (1 + slack) + slack).all()
 
 
+# ---- alpha -----------------------------------------------------------------------------------------------------------
+SPECIAL_ORDERS = [(0, "kl", 1), (1, "reverse_kl", 1), (2, "chi2", 0.5), (0.5, "hellinger", 4)]
+
+
+@pytest.mark.parametrize(("a", "other", "factor"), SPECIAL_ORDERS)
+def test_special_orders_of_alpha_are_the_other_divergences(a, other, factor):
+    log_prob, log_prob_old, _ = random_tokens(5000, seed=0)
+    expected = factor * binary_divergence(log_prob, log_prob_old, other)
+    finite = expected < 1e300
+    actual = binary_divergence(log_prob, log_prob_old, Alpha(a))
+    torch.testing.assert_close(actual[finite], expected[finite], rtol=1e-12, atol=0)
+    for delta in (0.01, 0.3):
+        # Bounds at one radius are those of the other divergence at radius / factor.
+        for ours, theirs in zip(
+            band_bounds(log_prob_old, Alpha(a), delta), band_bounds(log_prob_old, other, delta / factor), strict=True
+        ):
+            ours, theirs = ours.clamp(min=-1e30), theirs.clamp(min=-1e30)
+            torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=0)
+    assert Alpha(a).saturation(0.3) == pytest.approx(get_divergence(other).saturation(0.3 / factor), rel=1e-14)
+    assert Alpha(a).max_value == pytest.approx(factor * get_divergence(other).max_value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("a", "other"), [(0, "kl"), (1, "reverse_kl")])
+def test_alpha_is_accurate_next_to_its_limits(a, other, dtype):
+    """Relatively in D: (u^a - 1 - a(u-1)) / (a(a-1)) as it stands has lost all digits long before."""
+    log_prob, log_prob_old, _ = random_tokens(2000, seed=1, dtype=dtype)
+    limit = binary_divergence(log_prob, log_prob_old, other)
+    for epsilon in (1e-4, 1e-8, 1e-13, 1e-19, 1e-21, 1e-30, 1e-300):
+        for order in (a + epsilon, a - epsilon):
+            distance = binary_divergence(log_prob, log_prob_old, Alpha(order))
+            # The two differ by a share of epsilon x the log-ratio, which here is below 40 for either cell.
+            rtol = 40 * (torch.finfo(dtype).eps + epsilon)
+            torch.testing.assert_close(distance, limit, rtol=rtol, atol=1e-37)
+
+
+@pytest.mark.parametrize("a", [-3, 0.25, 0.9])
+def test_alpha_of_exchanged_policies_has_order_one_minus_a(a):
+    new, old = random_cells(6, seed=3)
+    forward, backward = cell_divergence(new, old, Alpha(a)), cell_divergence(old, new, Alpha(1 - a))
+    torch.testing.assert_close(forward, backward, rtol=1e-12, atol=0)
+
+
+def test_how_alpha_is_named():
+    x, y = torch.tensor([-1.0, -0.5]), torch.tensor([-2.0, -0.7])
+    assert get_divergence("alpha(0.5)") == Alpha(0.5) and Alpha(0.5).name == "alpha(0.5)"
+    assert get_divergence("alpha(-2)").a == -2 and get_divergence(Alpha(3).name) == Alpha(3)
+    assert torch.equal(binary_divergence(x, y, "alpha(0.3)"), binary_divergence(x, y, Alpha(0.3)))
+    for name, message in {
+        "alpha": r"divergence = 'alpha': its order is missing, as in 'alpha\(0.5\)' or Alpha\(0.5\)",
+        "alpha(11)": r"divergence = 'alpha\(11\)': a = 11.0: must be a number from -10 to 10",
+        "alpha(nan)": r"divergence = 'alpha\(nan\)': a = nan: must be",
+        "alpha(x)": r"divergence = 'alpha\(x\)': could not convert",
+        "alpha()": r"divergence = 'alpha\(\)': must be one of",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            get_divergence(name)
+    for a in (True, "0.5", None, 10.5, math.inf):
+        with pytest.raises(ValueError, match=f"a = {a!r}: must be a number from -10 to 10"):
+            Alpha(a)
+
+
+# ---- arguments -------------------------------------------------------------------------------------------------------
 def test_divergences_carry_no_gradient():
     x = torch.tensor([[-1.0, -0.5]], requires_grad=True)
     assert not binary_divergence(x, x - 0.1).requires_grad

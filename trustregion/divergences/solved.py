@@ -127,9 +127,9 @@ class Alpha(Divergence):
             return _KL.term(cell)
         t = cell.log_ratio
         scaled = a * t
-        # p u^a - p, where u^a alone may overflow.
-        power = (cell.log_mass + scaled.clamp(min=0)).exp() * -torch.expm1(-scaled.abs()) * scaled.sign()
-        far = (cell.gained - power / a) / (1 - a)  # cancels to nothing as the log-ratio goes to 0
+        # p (u^a - 1) / a, where u^a may overflow alone, and p a underflow.
+        power = (cell.log_mass + scaled.clamp(min=0)).exp() * (-torch.expm1(-scaled.abs()) / abs(a)) * t.sign()
+        far = (cell.gained - power) / (1 - a)  # cancels to nothing as the log-ratio goes to 0
         return torch.where(t.abs() < 1 / max(1, -a), cell.mass * exp_minus_tangent(t, a), far)
 
     def largest_loss(self, delta: float) -> float:
