@@ -23,7 +23,7 @@ test: setup
 	$(PY) -m pytest -m "not long" $(ARGS)
 
 test-fast: setup
-	$(PY) -m pytest -m "not slow and not e2e and not long" $(ARGS)
+	$(PY) -m pytest -n 2 -m "not slow and not e2e and not long" $(ARGS)
 
 test-long: setup
 	$(PY) -m pytest $(ARGS)

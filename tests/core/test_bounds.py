@@ -89,6 +89,7 @@ def test_bounds_of_a_certain_token_equal_golden_limits(divergence, dtype):
         assert ours(divergence, row["delta"], 0.0, dtype) == pytest.approx(golden, abs=1e-4), row
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("divergence", DIVERGENCES)
 def test_bounds_equal_high_precision_between_golden_values(divergence, dtype):
@@ -133,6 +134,7 @@ def test_saturation_is_decided_exactly(divergence, dtype):
                     assert bounds[1] == -log_prob.item(), (delta, log_prob, bounds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "log_probs"), [(torch.float32, (-89, -95, -110, -500)), (torch.float64, (-740, -1000))]
 )
@@ -143,6 +145,7 @@ def test_upper_bounds_survive_masses_below_the_float_range(divergence, dtype, lo
         assert log_upper == pytest.approx(float(exact_bounds(divergence, 0.05, log_prob)[1]), rel=BAR[dtype])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, *DTYPES])
 @pytest.mark.parametrize("divergence", DIVERGENCES)
 def test_bounds_are_never_nan(divergence, dtype):

@@ -63,7 +63,7 @@ def test_fixed_ranges():
 
 
 @pytest.mark.parametrize("name", [name for name in preset_names() if load_preset(name).region.has_interval])
-@pytest.mark.parametrize("p", PROBABILITIES)
+@pytest.mark.parametrize("p", (0.01, 0.5, 0.99))
 def test_the_region_begins_at_the_bounds_that_are_shown(name, p):
     method, bounds = load_preset(name), row(name, p)
     for side, bound in (("outside_down", bounds.lower), ("outside_up", bounds.upper)):

@@ -31,6 +31,7 @@ EXACT = {"rtol": 1e-12, "atol": 1e-14}
 
 
 # ---- a ratio is outside the Band interval if and only if the divergence exceeds delta on its side --------------------
+@pytest.mark.slow
 @pytest.mark.parametrize("divergence", DIVERGENCES)
 @pytest.mark.parametrize(("delta_low", "delta_high"), [(0.05, 0.05), (0.3, 0.01)])
 def test_band_blocks_the_very_tokens_that_the_divergence_mask_blocks(divergence, delta_low, delta_high):
@@ -63,6 +64,7 @@ def test_band_and_mask_agree_where_the_anchor_is_certain(divergence):
 
 
 # ---- derivatives -----------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [
     PolicyLoss(RatioInterval(0.2, 0.28), Clip(dual_clip=3.0)),
     PolicyLoss(DivergenceBall("kl", delta=0.05), Clip()),

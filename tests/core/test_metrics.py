@@ -18,6 +18,7 @@ def batch_of(tokens, mask, loss=None) -> TokenBatch:
     return TokenBatch(*tokens, response_mask=mask, **parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", preset_names())
 def test_any_split_merges_to_the_whole(preset):
     loss = PolicyLoss.from_preset(preset)

@@ -43,6 +43,7 @@ def test_one_side_alone():
     assert (band.beta_low, band.beta_high) == (0.5, 0.05)
 
 
+@pytest.mark.slow
 def test_the_controller_holds_a_clip_fraction():
     """On tokens whose log-ratios do not change it has to find the radius at which a fifth of them is clipped."""
     generator = torch.Generator().manual_seed(0)

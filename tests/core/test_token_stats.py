@@ -123,6 +123,7 @@ def test_half_precision_is_float32_of_the_same_values(dtype):
         assert getattr(results[0], name).equal(getattr(results[1], name)), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cells", ["none", "topk", "given", "binary"])
 def test_gradcheck(cells):
     logits, tokens = random_logits(3, 2, 9, scale=1.0).requires_grad_(), random_ids(3, 2, V=9)
@@ -186,6 +187,7 @@ def every_result(logits, tokens, **arguments):
     return stats.log_prob, stats.entropy, stats.cell_ids, stats.cell_log_prob, logits.grad
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_chunks_and_company_change_no_bit(monkeypatch, threads, dtype):

@@ -6,6 +6,7 @@ from recipes.train import compose
 from trustregion.verl_plugin.advice import advice
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("overrides", "expected"), [
     ([], False),
     (["actor_rollout_ref.actor.ppo_mini_batch_size=16"], True),

@@ -12,6 +12,7 @@ from recipes.data_check import check_prompts
 from recipes.model_check import check_model_folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides, train_file, length, temperature",
     [

@@ -62,6 +62,7 @@ def split(rows: list[int], sizes: list[int]) -> list[list[int]]:
     return [chunk.tolist() for chunk in torch.tensor(rows).split(sizes)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["band_kl", "dppo_binary_tv", "gppo", "cispo"])
 @pytest.mark.parametrize("mode", AGG_MODES)
 def test_every_split_gives_the_same_gradient(mode, method):
