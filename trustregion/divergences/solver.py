@@ -4,7 +4,6 @@ Everything here is computed in float64: for float32 tokens the bounds then lose 
 lost already, even where the term itself cancels somewhat.
 """
 
-import math
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -32,7 +31,7 @@ def solve_bounds(term: Term, log_p: Tensor, delta_low: float, delta_high: float)
     Where the divergence never reaches the radius they are -inf and -log_p. A fixed number of steps: no device sync.
     """
     floor = COMPLEMENT_FLOOR[log_p.dtype]
-    log_p = log_p.double().clamp(min=-1e300)
+    log_p = log_p.double()
     p, c = log_p.exp(), (-torch.expm1(log_p)).clamp(min=floor)
     log_c = c.log()
     # Both sides at once: the token grows and the rest shrinks, or the other way round.
@@ -110,9 +109,9 @@ def bracketed_root(f: Callable[[Tensor], Tensor], points: list[Tensor], steps: i
 
 @lru_cache(maxsize=1024)
 def largest_loss(term: Term, delta: float) -> float:
-    """-ln(1 - m) of the largest mass m that may vanish altogether within the radius delta; inf if all of it may.
+    """-ln(1 - m) of the largest mass m that may vanish altogether within the radius delta, at most `LARGEST_LOSS`.
 
-    Found among all positive float64 numbers up to `LARGEST_LOSS`: on the CPU, once for each radius.
+    Found among all positive float64 numbers, on the CPU, once for each radius.
     """
     # Positive floats are ordered like the integers that have the same bits.
     low, high = 0, torch.tensor(LARGEST_LOSS, dtype=torch.float64, device="cpu").view(torch.int64).item() + 1
@@ -121,8 +120,7 @@ def largest_loss(term: Term, delta: float) -> float:
         bits = torch.arange(low + step, high, step, device="cpu")
         within = int((_loss_distance(term, bits.view(torch.float64)) <= delta).sum())
         low, high = low + within * step, min(low + (within + 1) * step, high)
-    loss = torch.tensor(low, device="cpu").view(torch.float64).item()
-    return loss if loss < LARGEST_LOSS else math.inf
+    return torch.tensor(low, device="cpu").view(torch.float64).item()
 
 
 def _loss_distance(term: Term, loss: Tensor) -> Tensor:
