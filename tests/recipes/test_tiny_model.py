@@ -35,7 +35,7 @@ def test_is_a_whole_model_folder_that_vllm_can_load(folder):
 
 def test_every_field_is_in_the_recipe_that_is_compared(folder):
     assert json.loads((folder / "asset.json").read_text())["recipe"] == {
-        "name": "tiny_model", "version": 1, "seed": 7, "warmup_steps": 1, "batch_size": 32, "stop_early": 0.55, "slip": 0.05,
+        "name": "tiny_model", "version": 2, "seed": 7, "warmup_steps": 1, "batch_size": 48, "stop_early": 0.55, "slip": 0.05,
     }  # fmt: skip
 
 
