@@ -16,8 +16,8 @@ from trustregion.numerics import COMPLEMENT_FLOOR
 # The unknown is ln z: where to look first, between the ends of what float64 can hold. Far out the divergence is a power
 # of z, exponential or flat, so that few points are needed.
 LOG_Z = (-700.0, -12.0, 0.0, 6.0, 20.0, 709.0)
-# Every divergence here, with alpha(a) down to |a| = 1e-4, took at most 14 to its last digits: for delta from 1e-12 to
-# the largest value, log-probs from -1000 to -1e-7 and 0. alpha(1e-6), with bounds down to -1e8, takes 16.
+# Every divergence here, with alpha(a) down to |a| = 1e-4, took at most 13 to its last digits: for delta from 1e-12 to
+# the largest value, log-probs from -1000 to -1e-7 and 0. alpha(1e-6), with bounds down to -1e8, takes 15.
 STEPS = 16
 # ln(1 - m) of a mass m that vanishes: beyond, 1 - m is below float64's range.
 LARGEST_LOSS = 700.0
@@ -83,7 +83,6 @@ def bracketed_root(f: Callable[[Tensor], Tensor], points: list[Tensor], steps: i
     """
     # f changes sign between a, the latest point, and b; c is the point before.
     (a, *rest), f_a = points, f(points[0])
-    always = f_a > 0
     b, f_b = a, f_a
     for x in rest:
         f_x, bracketed = f(x), f_b > 0
@@ -104,7 +103,7 @@ def bracketed_root(f: Callable[[Tensor], Tensor], points: list[Tensor], steps: i
         step = f_a / (f_b - f_a) * f_c / (f_b - f_c) + (c - a) / (b - a) * f_a / (f_c - f_a) * f_b / (f_c - f_b)
         # Once a hits the root, the quotients may be 0 / 0.
         fraction = torch.where(safe & step.isfinite(), step.clamp(0, 1), 0.5)
-    return torch.where(always, points[0], torch.where(f_a.abs() < f_b.abs(), a, b)), never
+    return torch.where(f_a.abs() < f_b.abs(), a, b), never
 
 
 @lru_cache(maxsize=1024)
