@@ -10,8 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trustregion import band_bounds
+from trustregion import Divergence, band_bounds
 from trustregion.divergences import get_divergence
+from trustregion.divergences.solver import bracketed_root
 from trustregion.numerics import COMPLEMENT_FLOOR
 
 from .helpers import exact_bounds, generator, golden_bounds, value_at_zero
@@ -36,11 +37,11 @@ def ours(divergence, delta, log_prob, dtype) -> tuple[float, float]:
     return log_lower.item(), log_upper.item()
 
 
-def assert_accurate(divergence, delta, log_probs, dtype, exact=None):
+def assert_accurate(divergence, delta, log_probs, dtype, exact=None, slack_of_delta=0.0):
     """Bounds within `BAR`, relatively, of what the exact ones take over log_prob +- 2 ulp.
 
     Close to saturation half an ulp of the input moves a bound by far more than rounding does, and no algorithm that is
-    given the rounded log-prob can do better.
+    given the rounded log-prob can do better. `slack_of_delta`: relative, how far the radius may be off as well.
     """
     inputs = torch.tensor(log_probs, dtype=dtype)
     assert inputs.tolist() == log_probs
@@ -51,7 +52,11 @@ def assert_accurate(divergence, delta, log_probs, dtype, exact=None):
         for side, (bound, value) in enumerate(zip(bounds, values, strict=True)):
             if bound == value or abs(bound - value) <= BAR[dtype] * abs(value):
                 continue
-            around = [exact_bounds(divergence, delta, log_prob + steps * mp.mpf(ulp))[side] for steps in (-2, 2)]
+            around = [
+                exact_bounds(divergence, delta * (1 + mp.mpf(radius)), log_prob + steps * mp.mpf(ulp))[side]
+                for steps in (-2, 2)
+                for radius in {-slack_of_delta, slack_of_delta}
+            ]
             distance = max(min(around) - bound, bound - max(around))
             assert distance <= BAR[dtype] * abs(value), (divergence, dtype, delta, log_prob, bounds, values)
 
@@ -104,6 +109,17 @@ def test_bounds_keep_all_digits_at_the_ends_of_the_range(divergence):
     """In float64: the smallest radii, and log-probs far below float32's range."""
     for delta in (1e-12, 1e-6, 0.6):
         assert_accurate(divergence, delta, [-1000.0, -80.0, -1e-7], torch.float64)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("divergence", [name for name in DIVERGENCES if name not in ("kl", "alpha(-1)")])
+def test_bounds_keep_their_digits_next_to_saturation(divergence, dtype):
+    """But for what rounding the divergence itself in float64 costs there."""
+    for share in (0.05, 0.5, 0.95):
+        delta = share * min(get_divergence(divergence).max_value, 5)
+        for threshold in get_divergence(divergence).saturation(delta):
+            near = torch.tensor([threshold * (1 + s * 10.0**-k) for s in (-1, 1) for k in (2, 4, 6)], dtype=dtype)
+            assert_accurate(divergence, delta, near.tolist(), dtype, slack_of_delta=1e-15)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -184,6 +200,25 @@ def test_saturation_is_where_the_vanished_mass_costs_delta(divergence):
         vanishing, filling = map(mp.mpf, get_divergence(divergence).saturation(delta))
         for m, rest in ((mp.exp(vanishing), -mp.expm1(vanishing)), (-mp.expm1(filling), mp.exp(filling))):
             assert m * at_zero + rest * f(1 / rest) == pytest.approx(delta, rel=1e-14, abs=0), (delta, m)
+
+
+def test_the_solver_for_any_divergence_agrees_with_the_one_for_kl():
+    class AnyKL(Divergence):
+        term = staticmethod(get_divergence("kl").term)
+
+    log_prob = torch.cat([-torch.logspace(-16, 2.8, 300, dtype=torch.float64), torch.tensor([0.0, -math.inf])])
+    for delta in (1e-12, 0.05, 2):
+        for ours, theirs in zip(band_bounds(log_prob, AnyKL(), delta), band_bounds(log_prob, "kl", delta), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=0)
+    assert AnyKL().saturation(0.05) == (-math.inf, math.inf)
+
+
+def test_roots_outside_of_the_range_are_noticed():
+    exact = torch.tensor([-5.0, -1.0, -0.999, 0.1, 0.999, 1.0, 1.001, 5.0], dtype=torch.float64)
+    points = [torch.full_like(exact, x) for x in (-1.0, 0.5, 1.0)]
+    root, never = bracketed_root(lambda x: (x - exact).sinh(), points, steps=12)
+    assert never.tolist() == [False] * 5 + [True] * 3
+    torch.testing.assert_close(root[~never], exact[~never].clamp(min=-1), rtol=1e-15, atol=1e-16)
 
 
 def test_kl_crossovers_with_fixed_ratio_clips():

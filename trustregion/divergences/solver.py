@@ -4,7 +4,6 @@ Everything here is computed in float64: for float32 tokens the bounds then lose 
 lost already, even where the term itself cancels somewhat.
 """
 
-import math
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -17,8 +16,8 @@ from trustregion.numerics import COMPLEMENT_FLOOR
 # The unknown is ln z: where to look first, between the ends of what float64 can hold. Far out the divergence is a power
 # of z, exponential or flat, so that few points are needed.
 LOG_Z = (-700.0, -12.0, 0.0, 6.0, 20.0, 709.0)
-# Every divergence here, with alpha(a) down to |a| = 1e-4, took at most 14 to its last digits: for delta from 1e-12 to
-# the largest value, log-probs from -1000 to -1e-7 and 0. alpha(1e-6), with bounds down to -1e8, takes 16.
+# Every divergence here, with alpha(a) down to |a| = 1e-4, took at most 13 to its last digits: for delta from 1e-12 to
+# the largest value, log-probs from -1000 to -1e-7 and 0. alpha(1e-6), with bounds down to -1e8, takes 15.
 STEPS = 16
 # ln(1 - m) of a mass m that vanishes: beyond, 1 - m is below float64's range.
 LARGEST_LOSS = 700.0
@@ -32,7 +31,7 @@ def solve_bounds(term: Term, log_p: Tensor, delta_low: float, delta_high: float)
     Where the divergence never reaches the radius they are -inf and -log_p. A fixed number of steps: no device sync.
     """
     floor = COMPLEMENT_FLOOR[log_p.dtype]
-    log_p = log_p.double().clamp(min=-1e300)
+    log_p = log_p.double()
     p, c = log_p.exp(), (-torch.expm1(log_p)).clamp(min=floor)
     log_c = c.log()
     # Both sides at once: the token grows and the rest shrinks, or the other way round.
@@ -84,7 +83,6 @@ def bracketed_root(f: Callable[[Tensor], Tensor], points: list[Tensor], steps: i
     """
     # f changes sign between a, the latest point, and b; c is the point before.
     (a, *rest), f_a = points, f(points[0])
-    always = f_a > 0
     b, f_b = a, f_a
     for x in rest:
         f_x, bracketed = f(x), f_b > 0
@@ -105,14 +103,14 @@ def bracketed_root(f: Callable[[Tensor], Tensor], points: list[Tensor], steps: i
         step = f_a / (f_b - f_a) * f_c / (f_b - f_c) + (c - a) / (b - a) * f_a / (f_c - f_a) * f_b / (f_c - f_b)
         # Once a hits the root, the quotients may be 0 / 0.
         fraction = torch.where(safe & step.isfinite(), step.clamp(0, 1), 0.5)
-    return torch.where(always, points[0], torch.where(f_a.abs() < f_b.abs(), a, b)), never
+    return torch.where(f_a.abs() < f_b.abs(), a, b), never
 
 
 @lru_cache(maxsize=1024)
 def largest_loss(term: Term, delta: float) -> float:
-    """-ln(1 - m) of the largest mass m that may vanish altogether within the radius delta; inf if all of it may.
+    """-ln(1 - m) of the largest mass m that may vanish altogether within the radius delta, at most `LARGEST_LOSS`.
 
-    Found among all positive float64 numbers up to `LARGEST_LOSS`: on the CPU, once for each radius.
+    Found among all positive float64 numbers, on the CPU, once for each radius.
     """
     # Positive floats are ordered like the integers that have the same bits.
     low, high = 0, torch.tensor(LARGEST_LOSS, dtype=torch.float64, device="cpu").view(torch.int64).item() + 1
@@ -121,8 +119,7 @@ def largest_loss(term: Term, delta: float) -> float:
         bits = torch.arange(low + step, high, step, device="cpu")
         within = int((_loss_distance(term, bits.view(torch.float64)) <= delta).sum())
         low, high = low + within * step, min(low + (within + 1) * step, high)
-    loss = torch.tensor(low, device="cpu").view(torch.float64).item()
-    return loss if loss < LARGEST_LOSS else math.inf
+    return torch.tensor(low, device="cpu").view(torch.float64).item()
 
 
 def _loss_distance(term: Term, loss: Tensor) -> Tensor:
