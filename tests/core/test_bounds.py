@@ -104,6 +104,7 @@ def test_bounds_equal_high_precision_between_golden_values(divergence, dtype):
         assert_accurate(divergence, delta, log_probs.tolist(), dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("divergence", [name for name in DIVERGENCES if name != "kl"])
 def test_bounds_keep_all_digits_at_the_ends_of_the_range(divergence):
     """In float64: the smallest radii, and log-probs far below float32's range."""
@@ -257,6 +258,7 @@ LOG_PROBS = -torch.logspace(-7, math.log10(80), 60, dtype=torch.float64)
 radii = st.floats(1e-4, 0.999)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("divergence", DIVERGENCES)
 @settings(max_examples=12, deadline=None)
 @given(delta=radii, wider=radii)

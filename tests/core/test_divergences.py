@@ -24,6 +24,7 @@ def definition(divergence, log_prob, log_prob_old):
         return float(p * f(mp.exp(log_prob - log_prob_old)) + c * f(-mp.expm1(log_prob) / c))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "bar"), [(torch.float64, 1e-13), (torch.float32, 4e-6)])
 @pytest.mark.parametrize("divergence", NAMES)
 def test_binary_divergence_is_relatively_accurate(divergence, dtype, bar):

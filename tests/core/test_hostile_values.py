@@ -189,6 +189,7 @@ def test_rounding_noise_of_a_certain_token_is_no_move(preset):
         assert out.metrics.summarize()["trust/divergence_max"] < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_decides_like_float32_on_the_same_values(preset, dtype):

@@ -23,6 +23,7 @@ def sides(log_prob, log_prob_old, divergence):
     return band, mask
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("divergence", NAMES)
 def test_interval_and_divergence_agree_on_every_token(divergence):
     log_prob, log_prob_old, _ = random_tokens(100_000, seed=11)
@@ -34,6 +35,7 @@ def test_interval_and_divergence_agree_on_every_token(divergence):
     assert (band_up | band_down).double().mean() < 0.7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("divergence", NAMES)
 def test_interval_and_divergence_agree_close_to_the_bounds(divergence):
     """Tokens within 1e-9 of their bounds, relatively, on either side: no coarser agreement would do."""

@@ -366,6 +366,7 @@ def test_rest_keeps_its_digits_when_tiny_and_when_nearly_everything():
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
+@pytest.mark.slow
 def test_cells_equal_their_definition(data):
     V = data.draw(st.integers(1, 24))
     K = data.draw(st.integers(0, V))

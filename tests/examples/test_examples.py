@@ -119,6 +119,7 @@ def test_plain_verl_computes_the_loss_that_the_script_chooses(tmp_path, method):
     check_loss(actor, PolicyLoss.from_preset(method, delta=0.03))
 
 
+@pytest.mark.slow
 def test_plain_verl_computes_the_loss_of_the_readme():
     pytest.importorskip("verl")
     _, actor = actor_config([*readme_overrides(), "actor_rollout_ref.actor.use_dynamic_bsz=true"])

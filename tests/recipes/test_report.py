@@ -146,6 +146,7 @@ def test_smoothing_keeps_constants_and_follows_the_middle():
     assert smooth([5.0, 5.0], 7) == pytest.approx([5.0, 5.0])  # fewer values than the window
 
 
+@pytest.mark.slow
 def test_odd_values_can_be_drawn(tmp_path):
     odd = {"training/rollout_probs_diff_mean": 0.0, "actor/grad_norm": 1e250, "trust/log_ratio_abs_mean": -1.0}
     report(write_run(tmp_path / "run", [step(1, **odd)]))
