@@ -45,6 +45,7 @@ PANELS = (
         (
             Line(("trust/clip_fraction_up",), "at the upper bound", ORANGE),
             Line(("trust/clip_fraction_down",), "at the lower bound", BLUE),
+            Line(("trust/blocked_by_entropy",), "by their entropy", GREEN),
         ),
         factor=100,
         from_zero=True,

@@ -25,6 +25,7 @@ ENDS = (
     ("clipped tokens, %", "clipped", 100),
     ("  at the upper bound, %", "trust/clip_fraction_up", 100),
     ("  at the lower bound, %", "trust/clip_fraction_down", 100),
+    ("  by their entropy, %", "trust/blocked_by_entropy", 100),
     ("gradient norm", "actor/grad_norm", 1),
     ("response length, tokens", "response_length/mean", 1),
 )

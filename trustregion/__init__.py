@@ -3,7 +3,7 @@
 from trustregion.batch import TokenBatch
 from trustregion.bounds import band_bounds
 from trustregion.config import MethodConfig
-from trustregion.divergences import DIVERGENCES, Divergence
+from trustregion.divergences import DIVERGENCES, Alpha, Divergence
 from trustregion.fields import ConfigError
 from trustregion.loss import LossOutput, PolicyLoss
 from trustregion.metrics import LossStats
@@ -17,6 +17,7 @@ from trustregion.token_stats import TokenStats, token_stats
 __all__ = [
     "DIVERGENCES",
     "All",
+    "Alpha",
     "Cispo",
     "Clip",
     "ConfigError",
