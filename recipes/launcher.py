@@ -25,7 +25,7 @@ from recipes.progress import StepLines
 from recipes.report import write_report
 from trustregion.verl_plugin.advice import advice
 
-POLL_SECONDS = 0.2
+POLL_SECONDS = 0.5
 LOCK = Path("/tmp/trustregion-local-cluster.lock")  # beside the sockets that it is about, for all users
 
 
