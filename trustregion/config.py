@@ -9,6 +9,7 @@ that a configuration names is ever imported.
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -47,7 +48,7 @@ class MethodConfig:
 
     def __post_init__(self):
         check_fit(self.region, self.surrogate)
-        if self.anchor not in ANCHORS:
+        if not isinstance(self.anchor, str) or self.anchor not in ANCHORS:
             raise ConfigError(
                 f"anchor = {self.anchor!r}: must be one of {', '.join(ANCHORS)} (old: log-probs that the trainer "
                 "recomputes; rollout: log-probs that the inference engine sampled with)"
@@ -61,6 +62,8 @@ class MethodConfig:
         for name, schedule in self.schedule.items():
             with _prefixed("schedule."):
                 start = field_value((self.region, self.surrogate), name)
+                if name == "alpha" or not math.isfinite(start):
+                    raise ConfigError(f"{name} = {start!r}: only a finite radius, bound or weight can change over training")
                 for value in schedule.extremes(name, start):
                     replace_fields((self.region, self.surrogate), {name: value})
 
@@ -87,6 +90,7 @@ class MethodConfig:
 
         Raises ConfigError, whose message starts with `method.<key>`.
         """
+        _check_mapping("method", config)
         with _prefixed("method."):
             return cls._from_flat(config)
 
@@ -130,6 +134,7 @@ class MethodConfig:
 
         `region` may be a list of such mappings. Raises ConfigError, whose message starts with the key's path.
         """
+        _check_mapping("config", config)
         for key in config:
             if key not in ("region", "surrogate", *_OWN_KEYS):
                 raise _unknown(key, ("region", "surrogate", *_OWN_KEYS))
@@ -162,7 +167,7 @@ def check_fit(region: Region, surrogate: Surrogate) -> None:
 
 def check_on_invalid(value: Any) -> None:
     """Raises ConfigError where `value` says nothing about what to do with invalid tokens."""
-    if value not in ON_INVALID:
+    if not isinstance(value, str) or value not in ON_INVALID:
         raise ConfigError(
             f"on_invalid = {value!r}: must be one of {', '.join(ON_INVALID)} (what to do about live tokens whose "
             "log-probs, advantages or weights are not finite)"
@@ -209,7 +214,7 @@ def unknown_name(what: str, name: Any, allowed: Iterable[str]) -> str:
 
 def _own(config: Mapping[str, Any]) -> dict[str, Any]:
     """A method's own keys, as MethodConfig takes them."""
-    schedule = config.get("schedule") or {}
+    schedule = {} if config.get("schedule") is None else config["schedule"]
     if not isinstance(schedule, Mapping):
         raise ConfigError(f'schedule = {schedule!r}: must be a mapping {{<field>: {{"type": ..., <fields>}}}}')
     return {
@@ -221,6 +226,11 @@ def _own(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _flat(parts: Iterable[Any]) -> list[Any]:
     return [one for part in parts for one in parts_of(part) if dataclasses.is_dataclass(one)]
+
+
+def _check_mapping(name: str, config: Any) -> None:
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"{name} = {config!r}: must be a mapping of a method's fields")
 
 
 def _unknown(key: Any, allowed: Iterable[str]) -> ConfigError:

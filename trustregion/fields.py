@@ -33,10 +33,14 @@ class _Number:
         """The value as a float (an int where it has to be whole), or None where it is not an allowed number."""
         if isinstance(value, bool) or not isinstance(value, Real):  # True is no radius, "0.1" no number
             return None
-        in_range = self.above < value <= self.at_most  # false for nan
-        if not in_range or not (self.infinity_ok or math.isfinite(value)) or (self.whole and value != int(value)):
+        try:
+            parsed = float(value)
+        except OverflowError:  # an integer beyond the float range
             return None
-        return int(value) if self.whole else float(value)
+        in_range = self.above < parsed <= self.at_most  # false for nan
+        if not in_range or not (self.infinity_ok or math.isfinite(parsed)) or (self.whole and not parsed.is_integer()):
+            return None
+        return int(parsed) if self.whole else parsed
 
 
 @dataclasses.dataclass(frozen=True)

@@ -64,7 +64,7 @@ class PolicyLoss:
         return cls(method.region, method.surrogate, method.on_invalid)
 
     @classmethod
-    def from_preset(cls, name: str, **overrides: Any) -> "PolicyLoss":
+    def from_preset(cls, name: str, /, **overrides: Any) -> "PolicyLoss":
         """The loss of `configs/method/<name>.yaml`, fields overridden by name; None unsets an optional field.
 
         Raises ConfigError: unknown preset, unknown field, or a value out of range.

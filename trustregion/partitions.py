@@ -5,6 +5,8 @@ K+2 cells: those K; the sampled token (-inf in both policies when it is among th
 partition, {sampled token} against {all others}, is K = 0. A coarser partition never gives a larger divergence.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -77,7 +79,9 @@ def cell_divergence(cell_log_prob: Tensor, cell_log_prob_old: Tensor, divergence
     log_ratio = new - old
     terms = divergence.term(Cell(positive(old.exp()), old, _gained(new, old, log_ratio), log_ratio))
     # p f(q/p) -> q f'(inf) as p -> 0, and 0 where q is 0 too.
-    from_nothing = torch.where(new == -torch.inf, 0.0, new.exp() * divergence.slope_at_infinity)
+    slope = divergence.slope_at_infinity
+    from_nothing = new.exp() * slope if slope < math.inf else torch.full_like(new, math.inf)  # not 0 inf, where q underflows
+    from_nothing = torch.where(new == -torch.inf, 0.0, from_nothing)
     return torch.where(old == -torch.inf, from_nothing, terms).sum(-1).clamp(min=0)
 
 

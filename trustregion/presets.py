@@ -25,7 +25,7 @@ def read_preset(name: str) -> dict[str, Any]:
     return yaml.safe_load((configs_folder() / "method" / f"{name}.yaml").read_text(encoding="utf-8"))
 
 
-def load_preset(name: str, **overrides: Any) -> MethodConfig:
+def load_preset(name: str, /, **overrides: Any) -> MethodConfig:
     """A preset as a validated configuration, fields overridden by name; None unsets an optional field.
 
     Raises:

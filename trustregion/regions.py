@@ -311,8 +311,10 @@ class All:
 
 
 def parts_of(region: Region) -> Sequence[Region]:
-    """The regions that a conjunction is made of; any other region alone."""
-    return region.regions if isinstance(region, All) else (region,)
+    """The regions that a conjunction is made of, and those in it; any other region alone."""
+    if not isinstance(region, All):
+        return (region,)
+    return [part for inner in region.regions for part in parts_of(inner)]
 
 
 def _interval_verdict(tokens: Tokens, log_lower: Tensor, log_upper: Tensor, **measured: Tensor | None) -> Verdict:

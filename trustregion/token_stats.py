@@ -272,7 +272,7 @@ def _checked(logits, token_ids, temperature, topk, cell_ids) -> tuple[Tensor, Te
     if not logits.is_floating_point() or logits.dim() == 0 or logits.shape[-1] == 0:
         raise ValueError(f"logits of {logits.dtype} have shape {tuple(logits.shape)}: must be floats, [..., V]")
     shape, V, dtype = logits.shape[:-1], logits.shape[-1], _compute_dtype(logits)
-    if not 0 <= topk < V:
+    if isinstance(topk, bool) or not isinstance(topk, int) or not 0 <= topk < V:
         raise ValueError(f"topk={topk}: must be in [0, {V}), the size of the vocabulary")
     if topk and cell_ids is not None:
         raise ValueError(f"topk={topk} and cell_ids of shape {tuple(cell_ids.shape)}: give one of them")
@@ -284,7 +284,7 @@ def _checked(logits, token_ids, temperature, topk, cell_ids) -> tuple[Tensor, Te
             temperature = temperature.detach().to(logits.device, dtype).expand(shape).reshape(-1, 1)
         except RuntimeError:
             raise ValueError(f"temperature of shape {tuple(temperature.shape)} for {tuple(shape)} tokens") from None
-    elif not 0 < temperature < math.inf:
+    elif not 0 < temperature <= torch.finfo(dtype).max:
         raise ValueError(f"temperature={temperature}: must be finite and > 0")
     else:
         temperature = None if temperature == 1 else torch.full_like(token_ids, temperature, dtype=dtype)

@@ -268,3 +268,10 @@ def test_bounds_contain_the_anchor_and_grow_with_delta(divergence, delta, wider)
     slack = 1e-14
     assert (inner[0] < 0).all() and (inner[1] > 0).all() and (inner[1] <= -LOG_PROBS).all()
     assert (outer[0] <= inner[0] * (1 - slack)).all() and (inner[1] <= outer[1] * (1 + slack)).all()
+
+
+def test_tiny_radii_do_not_underflow():
+    log_prob = torch.tensor([-48.27])
+    for delta in (1e-26, 3.16e-25, 5.6e-25):
+        single, double = (band_bounds(x, "kl", delta)[1].item() for x in (log_prob, log_prob.double()))
+        assert single == pytest.approx(double, rel=1e-5)

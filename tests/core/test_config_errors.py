@@ -35,7 +35,7 @@ def message(config, build=MethodConfig.from_flat) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("value", [0, -0.1, math.nan, math.inf, -math.inf, "oops", "0.1", True, False, [0.1], {}])
+@pytest.mark.parametrize("value", [0, -0.1, math.nan, math.inf, 10**400, "oops", "0.1", True, False, [0.1], {}])
 @pytest.mark.parametrize(("base", "key", "requirement"), [
     (BALL, "delta", "must be a number > 0 (a divergence radius, e.g. 0.05)"),
     (BALL, "delta_low", "must be a number > 0 (the radius for falling ratios)"),
@@ -273,3 +273,25 @@ def test_presets_are_plain_data_and_run_no_code(tmp_path, monkeypatch):
     monkeypatch.setattr(presets, "_FOLDERS", (tmp_path,))
     with pytest.raises(yaml.YAMLError, match="python/object/apply"):
         load_preset("trap")
+
+
+@pytest.mark.parametrize("config", [None, [], "grpo", 3])
+def test_what_is_no_mapping_is_refused(config):
+    assert message(config).startswith(f"method = {config!r}: must be a mapping of a method's fields")
+    assert message(config, MethodConfig.from_nested).startswith(f"config = {config!r}: must be a mapping")
+
+
+def test_wrong_types_of_a_methods_own_keys():
+    for key, value in (("anchor", ["old"]), ("on_invalid", 0), ("schedule", False), ("schedule", [])):
+        assert message({**BALL, key: value}).startswith(f"method.{key} = {value!r}: must be ")
+    with pytest.raises(ConfigError, match="method.name: unknown key"):
+        load_preset("band_kl", name="grpo")
+
+
+def test_conjunctions_may_be_nested():
+    inner = All([All([DivergenceBall("kl", "topk", delta=0.1, K=3)]), EntropyBand(0.1, 0.1)])
+    method = MethodConfig(inner, Mask())
+    assert method.topk == 3 and method.entropy_every_k_steps == 1
+    assert PolicyLoss.from_method(method).with_values({"delta": 0.2}).region.regions[0].regions[0].delta == 0.2
+    with pytest.raises(ConfigError, match="partition 'topk'"):
+        MethodConfig(inner, Clip())

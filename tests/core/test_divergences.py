@@ -204,3 +204,10 @@ def test_bad_arguments_are_refused():
         binary_divergence(x, x, "klx")
     with pytest.raises(ValueError, match=r"cell_log_prob has shape \(2,\), cell_log_prob_old \(1,\)"):
         cell_divergence(x, x[:1])
+
+
+@pytest.mark.parametrize("divergence", ["reverse_kl", "chi2", "alpha(1.5)"])
+@pytest.mark.parametrize(("dtype", "log_mass"), [(torch.float32, -110.0), (torch.float64, -800.0)])
+def test_a_mass_that_underflows_where_the_anchor_has_none_is_infinitely_far(divergence, dtype, log_mass):
+    new, old = torch.tensor([0.0, log_mass], dtype=dtype), torch.tensor([0.0, -torch.inf], dtype=dtype)
+    assert cell_divergence(new, old, divergence).item() == torch.inf

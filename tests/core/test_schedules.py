@@ -118,6 +118,13 @@ def test_a_schedule_may_not_leave_its_fields_range():
         load_preset("band_tv", schedule={"delta": {**LINEAR, "end": 1.5}})
 
 
+def test_only_what_is_finite_and_a_number_of_its_own_can_change():
+    with pytest.raises(ConfigError, match=r"^method.schedule.dual_clip = inf: only a finite"):
+        load_preset("grpo", dual_clip=math.inf, schedule={"dual_clip": {**LINEAR, "end": 3}})
+    with pytest.raises(ConfigError, match=r"^method.schedule.alpha = 0.5: only a finite"):  # delta's limit hangs on it
+        load_preset("band_alpha", schedule={"alpha": {**LINEAR, "end": 2}})
+
+
 def test_nested_configurations_have_schedules_too():
     nested = {
         "region": {"type": "divergence_ball", "divergence": "kl", "delta": 0.05, "ratio_cap": 10.0},

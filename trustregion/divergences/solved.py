@@ -48,7 +48,7 @@ class KL(Divergence):
     def _solve_side(self, grow: Tensor, shrink: Tensor, log_grow: Tensor, delta: float) -> tuple[Tensor, Tensor]:
         """`solver.move_until` by Newton's method, in the float type of the masses."""
         # To the right of the root; D is convex and increasing in z, so that Newton's steps only go left.
-        start = (2 * delta * grow / shrink).sqrt() + delta / shrink
+        start = math.sqrt(2 * delta) * (grow / shrink).sqrt() + delta / shrink
         z = start
         for _ in range(NEWTON_STEPS):
             moved, x = move_mass(z, grow, shrink, log_grow)
