@@ -65,5 +65,5 @@ class StepLines:
             self._console.print("".join(f"{_format(c, values[c], self._total):>10}" for c in COLUMNS))
             self.shown += 1
         waited = time.monotonic() - self._started
-        doing = "training" if self.shown else "starting Ray, FSDP and vLLM (about a minute)"
+        doing = "training" if self.shown else "starting Ray, FSDP and vLLM (a minute or two)"
         self._status.update(f"{doing} ... {waited:.0f} s")
