@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from recipes.checks import check
 from recipes.errors import UserError
 from recipes.launcher import launch
+from trustregion.config import unknown_name
 from trustregion.presets import configs_folder
 
 CONFIGS = configs_folder()
@@ -42,8 +43,8 @@ def register_resolvers():
 
 
 def check_choices(arguments: list[str]):
-    """Raises UserError unless each group that is named has one choice: of none or several Hydra or OmegaConf says only
-    later, and by a traceback, what is missing then."""
+    """Raises UserError unless each group that is named has one choice, and one that exists: of none or several Hydra or
+    OmegaConf says only later, and by a traceback, what is missing then."""
     parser = OverridesParser.create()
     for argument in arguments:
         try:
@@ -51,9 +52,13 @@ def check_choices(arguments: list[str]):
         except OverrideParseException:
             continue  # an option such as --cfg, or a mistake that Hydra explains itself
         group = override.key_or_group
-        if group in GROUPS and not override.is_sweep_override() and not isinstance(override.value(), str):
-            choices = ", ".join(sorted(file.stem for file in (CONFIGS / group).glob("*.yaml")))
-            raise UserError(f"{argument}: {group} must be one of {choices}")
+        if group not in GROUPS or override.is_sweep_override():
+            continue
+        choices = sorted(file.stem for file in (CONFIGS / group).glob("*.yaml"))
+        if not isinstance(override.value(), str):
+            raise UserError(f"{argument}: {group} must be one of {', '.join(choices)}")
+        if override.value() and override.value() not in choices:
+            raise UserError(unknown_name(f"{argument}: no such {group}", override.value(), choices))
 
 
 def compose(overrides: list[str]) -> DictConfig:

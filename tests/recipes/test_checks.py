@@ -40,6 +40,11 @@ def test_each_group_has_one_choice(group, override):
         check_choices(["seed=1", argument])
 
 
+def test_a_choice_that_does_not_exist_is_answered_with_the_nearest_that_does():
+    with pytest.raises(UserError, match=r"^method=band_lk: no such method. Did you mean 'band_kl'\? Allowed: band_alpha, "):
+        check_choices(["method=band_lk"])
+
+
 def test_what_is_no_choice_of_a_group_is_left_to_hydra():
     check_choices(["--cfg", "job", "-m", "method=grpo,band_kl", "method.delta=null", "data=", "seed=[1,", "data.train_files=[a,b]"])
 
