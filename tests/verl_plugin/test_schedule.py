@@ -13,8 +13,9 @@ from verl.utils import tensordict_utils as tu  # noqa: E402
 from verl.utils.metric import AggregationType, Metric  # noqa: E402
 
 from trustregion.verl_plugin.config import TrustRegionLossConfig  # noqa: E402
+from trustregion.verl_plugin.full_vocabulary import REQUEST  # noqa: E402
 from trustregion.verl_plugin.schedule import FILE, TrainerSchedule  # noqa: E402
-from trustregion.verl_plugin.worker_loss import VALUES, WorkerLoss  # noqa: E402
+from trustregion.verl_plugin.worker_loss import WorkerLoss  # noqa: E402
 
 TARGET = {"type": "target_clip_fraction", "target": 0.2, "smallest": 0.01, "largest": 1.0}
 METHOD = {**read_preset("band_kl"), "schedule": {"delta": TARGET}}
@@ -58,7 +59,7 @@ def test_the_worker_computes_with_the_values_that_came_with_the_batch():
 
     loss = WorkerLoss(verls_loss, config)
     data = tu.get_tensordict({"x": torch.zeros(2)})
-    tu.assign_non_tensor(data, **{VALUES: json.dumps({"delta": 0.01})})
+    tu.assign_non_tensor(data, **{REQUEST: json.dumps({"values": {"delta": 0.01}})})
     _, metrics = loss({}, data)
     loss({}, tu.get_tensordict({"x": torch.zeros(2)}))  # none came: the configured value
     assert seen == [0.01, 0.05]

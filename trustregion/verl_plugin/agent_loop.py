@@ -4,10 +4,9 @@ import hashlib
 import re
 from typing import Any
 
-from omegaconf import OmegaConf
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 
-from trustregion import MethodConfig
+from trustregion.verl_plugin.config import method_of
 from trustregion.verl_plugin.rollout_cells import WithTopTokens
 from trustregion.verl_plugin.rollout_server import TOPK
 
@@ -29,8 +28,7 @@ class SeededSingleTurn(SingleTurnAgentLoop):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        method = OmegaConf.to_container(self.config.actor_rollout_ref.actor.policy_loss.method, resolve=True)
-        method = MethodConfig.from_flat(method)
+        method = method_of(self.config)
         self._topk = method.topk if method.anchor == "rollout" else 0
 
     async def run(self, sampling_params: dict[str, Any], **kwargs):

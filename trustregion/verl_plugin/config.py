@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from omegaconf import DictConfig, OmegaConf
 from verl.workers.config import PolicyLossConfig
 
 from trustregion import ConfigError, MethodConfig, PolicyLoss
@@ -44,3 +45,10 @@ class TrustRegionLossConfig(PolicyLossConfig):
     def set_values(self, values: Mapping[str, float]):
         """Has `loss` go on with other values for some of its fields, as the method's schedules set them."""
         self.loss = self._initial.with_values(values)
+
+
+def method_of(config: DictConfig) -> MethodConfig:
+    """The method in a whole configuration of verl's trainer. Raises ConfigError as `TrustRegionLossConfig` does."""
+    return MethodConfig.from_flat(
+        OmegaConf.to_container(config.actor_rollout_ref.actor.policy_loss.method, resolve=True)
+    )

@@ -20,7 +20,8 @@ from trustregion.verl_plugin.positive_nll import assign_token_count
 
 # What a pass is asked for, sent along with the batch as JSON: in the anchor's {"entropy": bool, "topk": K}; in the
 # updates' {"entropy_every": k, "at_cells": bool, "first_update": how many updates the policy has had before,
-# "correct_reward": the reward of correct responses, where their likelihood is asked for}.
+# "correct_reward": the reward of correct responses, where their likelihood is asked for, "values": those of scheduled
+# fields}. JSON, because a dict would become tensors on the way.
 REQUEST = "trust_region_request"
 # Per token, nested like input_ids and shifted like log_probs: [B, T], [B, T, K] and [B, T, K+2].
 ENTROPY, CELL_IDS, CELLS = "trust_region_entropy", "trust_region_cell_ids", "trust_region_cell_log_prob"
@@ -34,17 +35,17 @@ class FullVocabulary:
     _first_update, _updates = -1, 0
 
     def train_batch(self, data: TensorDict, loss_function):
-        first = _request(data).get("first_update", 0)
+        first = read_request(data).get("first_update", 0)
         if first != self._first_update:
             self._first_update, self._updates = first, 0
         tu.assign_non_tensor(data, **{UPDATE: first + self._updates})
         self._updates += 1
-        if (correct_reward := _request(data).get("correct_reward")) is not None:
+        if (correct_reward := read_request(data).get("correct_reward")) is not None:
             assign_token_count(data, correct_reward, self.get_data_parallel_group())
         return super().train_batch(data, loss_function)
 
     def prepare_model_outputs(self, output, output_args, micro_batch: TensorDict, logits_processor_func):
-        request = _request(micro_batch)
+        request = read_request(micro_batch)
         every, topk, at_cells = (request.get(key, 0) for key in ("entropy_every", "topk", "at_cells"))
         entropy_due = every > 0 and tu.get_non_tensor_data(micro_batch, UPDATE, 0) % every == 0
         if not (request.get("entropy") or entropy_due or topk or at_cells):
@@ -84,7 +85,8 @@ class FullVocabulary:
         return packed.chunk(get_ulysses_sequence_parallel_world_size())[get_ulysses_sequence_parallel_rank()]
 
 
-def _request(data: TensorDict) -> dict:
+def read_request(data: TensorDict) -> dict:
+    """What the trainer has sent along with a (micro-)batch; empty where it has sent nothing."""
     return json.loads(tu.get_non_tensor_data(data, REQUEST, "{}"))
 
 

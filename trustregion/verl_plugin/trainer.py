@@ -7,7 +7,7 @@ import warnings
 
 import ray
 import transfer_queue as tq
-from omegaconf import OmegaConf, open_dict
+from omegaconf import open_dict
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
@@ -15,8 +15,8 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 from verl.utils.debug import marked_timer
 
-from trustregion import MethodConfig
 from trustregion.verl_plugin.advice import advice
+from trustregion.verl_plugin.config import method_of
 from trustregion.verl_plugin.full_vocabulary import CELL_IDS, CELLS, REQUEST
 from trustregion.verl_plugin.metrics import pop_summary
 from trustregion.verl_plugin.names import COLOCATE_ASYNC, SYNC
@@ -26,7 +26,6 @@ from trustregion.verl_plugin.rollout_health import RolloutHealth
 from trustregion.verl_plugin.rollout_server import TOP_IDS, TOP_LOG_PROBS
 from trustregion.verl_plugin.schedule import TrainerSchedule
 from trustregion.verl_plugin.worker import TrustRegionTrainingWorker, TrustRegionWorker
-from trustregion.verl_plugin.worker_loss import VALUES
 
 
 class TrustRegionTrainer:
@@ -39,8 +38,7 @@ class TrustRegionTrainer:
             config.trainer.v1.trainer_mode = self.verls_mode
         for sentence in advice(config):
             warnings.warn(sentence, stacklevel=2)
-        method = OmegaConf.to_container(config.actor_rollout_ref.actor.policy_loss.method, resolve=True)
-        self.method = MethodConfig.from_flat(method)
+        self.method = method_of(config)
         self.schedule = TrainerSchedule(self.method)
         super().__init__(config)
         self._drawn_in_step = (0, 0)  # (training step, prompts drawn in it)
@@ -106,9 +104,9 @@ class TrustRegionTrainer:
             "at_cells": self.method.topk > 0,
             "first_update": (self.global_steps - 1) * self._updates_per_step,
             "correct_reward": policy_loss.correct_reward if policy_loss.positive_nll_coef else None,
+            "values": self.schedule.values(self.global_steps),
         }
         batch.extra_info[REQUEST] = json.dumps(request)
-        batch.extra_info[VALUES] = json.dumps(self.schedule.values(self.global_steps))
         batch = super()._update_actor(batch, metrics)
         summary = pop_summary(metrics)
         metrics.update(summary | self.schedule.observe(summary))

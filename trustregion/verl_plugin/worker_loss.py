@@ -1,8 +1,6 @@
 """What surrounds verl's policy loss in a worker: the step's values of scheduled fields, statistics of the whole
 vocabulary where the method needs them, exact metrics, and the likelihood of correct responses where it is asked for."""
 
-import json
-
 from tensordict import TensorDict
 from torch import Tensor
 from verl.utils import tensordict_utils as tu
@@ -10,12 +8,9 @@ from verl.utils.metric import AggregationType, Metric
 from verl.workers.utils.padding import no_padding_2_padding
 
 from trustregion.verl_plugin.config import TrustRegionLossConfig
-from trustregion.verl_plugin.full_vocabulary import CELLS, ENTROPY, UPDATE
+from trustregion.verl_plugin.full_vocabulary import CELLS, ENTROPY, UPDATE, read_request
 from trustregion.verl_plugin.metrics import reduce_exactly
 from trustregion.verl_plugin.positive_nll import positive_nll
-
-# The trainer sends the values along with the batch, as JSON: a dict would become tensors on the way.
-VALUES = "trust_region_values"
 
 
 class WorkerLoss:
@@ -25,7 +20,7 @@ class WorkerLoss:
         self._loss_function, self._policy_loss = loss_function, policy_loss
 
     def __call__(self, model_output, data, dp_group=None):
-        self._policy_loss.set_values(json.loads(tu.get_non_tensor_data(data, VALUES, "{}")))
+        self._policy_loss.set_values(read_request(data).get("values", {}))
         self._policy_loss.parts = _parts(model_output, data)  # verl hands a policy loss nothing but log-probs
         loss, metrics = self._loss_function(model_output=model_output, data=data, dp_group=dp_group)
         reduce_exactly(metrics)
