@@ -176,18 +176,13 @@ def check_on_invalid(value: Any) -> None:
 
 def field_value(parts: Iterable[Any], name: str) -> float:
     """The number that a region or surrogate has in the field `name`. Raises ConfigError when none has one."""
-    holders = [part for part in _flat(parts) if name in _names(type(part))]
-    numeric = {
-        field.name
-        for part in _flat(parts)
-        for field in dataclasses.fields(part)
-        if isinstance(getattr(part, field.name), float)
-    }
-    if not holders:
-        raise ConfigError(unknown_name(f"{name}: no such field to schedule", name, sorted(numeric)))
-    if name not in numeric:
-        raise ConfigError(f"{name} = {getattr(holders[0], name)!r}: only a field that is set to a number can change")
-    return getattr(holders[0], name)
+    values = {field_.name: getattr(part, field_.name) for part in _flat(parts) for field_ in dataclasses.fields(part)}
+    if name not in values:
+        numeric = sorted(key for key, value in values.items() if isinstance(value, float))
+        raise ConfigError(unknown_name(f"{name}: no such field to schedule", name, numeric))
+    if not isinstance(values[name], float):
+        raise ConfigError(f"{name} = {values[name]!r}: only a field that is set to a number can change")
+    return values[name]
 
 
 def replace_fields(parts: Sequence[Any], values: Mapping[str, Any]) -> list[Any]:

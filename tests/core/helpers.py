@@ -155,3 +155,31 @@ def _exact_side(divergence: str, grow, shrink, delta):
             if abs(y - before) < mp.mpf(10) ** -35:
                 return mp.exp(y), mp.log1p(shrink * -mp.expm1(-mp.exp(y)) / grow)
     raise ArithmeticError("the reference did not converge")
+
+
+def random_logits(*shape, seed=0, scale=3.0, dtype=torch.float64):
+    logits = scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return logits.to(dtype)
+
+
+def random_ids(*shape, V, seed=1):
+    return torch.randint(V, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def reference_cells(log_probs, token_ids, cell_ids):
+    """K+2 log-masses from the definition, for log-probs [..., V]: the named tokens, the sampled one unless named, the rest."""
+    sampled = token_ids[..., None]
+    named = torch.zeros_like(log_probs, dtype=torch.bool).scatter(-1, cell_ids, True).scatter(-1, sampled, True)
+    among = (cell_ids == sampled).any(-1, keepdim=True)
+    token = log_probs.gather(-1, sampled).masked_fill(among, -torch.inf)
+    rest = log_probs.masked_fill(named, -torch.inf).logsumexp(-1, keepdim=True)
+    return torch.cat([log_probs.gather(-1, cell_ids), token, rest], -1)
+
+
+def peaked_logits(gaps, V=2048, seed=0, dtype=torch.float32):
+    """Rows [len(gaps), V] whose first logit exceeds all others by about a gap, centred on 0."""
+    logits = random_logits(len(gaps), V, seed=seed, scale=1.0)
+    gaps = torch.tensor(gaps, dtype=torch.float64)
+    logits -= gaps[:, None] / 2
+    logits[:, 0] = gaps / 2
+    return logits.to(dtype)

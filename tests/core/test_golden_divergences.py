@@ -5,7 +5,7 @@ import torch
 
 from trustregion import binary_divergence, cell_divergence
 
-from .helpers import golden_tokens
+from .helpers import golden_tokens, reference_cells
 
 
 def golden_log_probs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -16,16 +16,8 @@ def golden_log_probs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def union_cells(log_probs, old, tokens, K):
-    """The layout of K+2 cells: the anchor's top K, the sampled token unless it is among them, the rest."""
-    ids = old.topk(K).indices
-    sampled = tokens[:, None]
-    among = (ids == sampled).any(-1, keepdim=True)
-    named = torch.zeros_like(log_probs, dtype=torch.bool).scatter(-1, ids, True).scatter(-1, sampled, True)
-    return torch.cat([
-        log_probs.gather(-1, ids),
-        log_probs.gather(-1, sampled).masked_fill(among, -torch.inf),
-        log_probs.masked_fill(named, -torch.inf).logsumexp(-1, keepdim=True),
-    ], -1)
+    """The cells of the anchor's top K."""
+    return reference_cells(log_probs, tokens, old.topk(K).indices)
 
 
 @pytest.mark.parametrize("divergence", ["tv", "kl"])

@@ -32,6 +32,14 @@ def test_no_such_model(tmp_path):
     assert "model.path=Qwen/Qwen3-8B: no such folder" in complaint(check_model_folder, "Qwen/Qwen3-8B")
 
 
+def damage(file, text):
+    """Writes `text` over the file; None removes it."""
+    if text is None:
+        file.unlink()
+    else:
+        file.write_text(text)
+
+
 @pytest.mark.parametrize(
     "name, text, message",
     [
@@ -50,10 +58,7 @@ def test_no_such_model(tmp_path):
     ],
 )
 def test_incomplete_model(model, name, text, message):
-    if text is None:
-        (model / name).unlink()
-    else:
-        (model / name).write_text(text)
+    damage(model / name, text)
     with pytest.raises(UserError, match=rf"model\.path={model}: .*{message}"):
         check_model_folder(model)
 
@@ -107,10 +112,7 @@ def test_a_tokenizer_that_formats_messages_passes(tokenizer):
     ],
 )
 def test_tokenizers_that_cannot_format_a_message(tokenizer, name, text, message):
-    if text is None:
-        (tokenizer / name).unlink()
-    else:
-        (tokenizer / name).write_text(text)
+    damage(tokenizer / name, text)
     with pytest.raises(UserError, match=rf"^here={tokenizer}: .*{message}"):
         check_chat(tokenizer, "here")
 
