@@ -9,7 +9,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from recipes.errors import UserError
 from trustregion import ConfigError, MethodConfig
-from trustregion.verl_plugin.names import COLOCATE_ASYNC, LOSS_CONFIG, LOSS_NAME, SYNC
+from trustregion.verl_plugin.names import AGENT_LOOP, COLOCATE_ASYNC, LOSS_CONFIG, LOSS_NAME, SYNC
 
 # verl's trackers (verl.utils.tracking); verl itself is not imported in this process.
 LOGGERS = ("clearml", "console", "file", "mlflow", "rl_insight", "swanlab", "tensorboard", "trackio", "vemlp_wandb", "wandb")
@@ -77,6 +77,8 @@ def _method_problems(config: DictConfig) -> Iterator[str]:
     else:
         if method.topk or method.entropy_every_k_steps:
             yield from _whole_vocabulary_problems(config)
+        if method.topk and method.anchor == "rollout":
+            yield from _top_tokens_problems(config, method.topk)
     chosen = config.actor_rollout_ref.actor.policy_loss
     for key, ours in {"_target_": LOSS_CONFIG, "loss_mode": LOSS_NAME, "method": config.method}.items():
         if chosen[key] != ours:
@@ -102,6 +104,17 @@ def _whole_vocabulary_problems(config: DictConfig) -> Iterator[str]:
         yield f"actor_rollout_ref.actor.strategy = {config.actor_rollout_ref.actor.strategy!r}: {needs}, which verl's FSDP engines alone hand out. Set it to 'fsdp2'."
     if config.get("distillation") and config.distillation.get("enabled"):
         yield f"distillation.enabled = True: {needs}, and distillation takes the logits for itself. {REMOVE}"
+
+
+def _top_tokens_problems(config: DictConfig, K: int) -> Iterator[str]:
+    """What keeps the rollout engine from naming the K most likely tokens of every position."""
+    rollout = config.actor_rollout_ref.rollout
+    needs = "method.anchor = 'rollout' with method.partition = 'topk' needs vLLM's most likely tokens"
+    most = OmegaConf.select(rollout, "engine_kwargs.vllm.max_logprobs")
+    if not isinstance(most, int) or K > most:
+        yield f"actor_rollout_ref.rollout.engine_kwargs.vllm.max_logprobs = {most!r}: {needs}, method.K = {K} of them. {REMOVE}"
+    if rollout.agent.default_agent_loop != AGENT_LOOP:
+        yield f"actor_rollout_ref.rollout.agent.default_agent_loop = {rollout.agent.default_agent_loop!r}: {needs}, which {AGENT_LOOP!r} alone asks for. Remove the override, or set method.anchor=old."
 
 
 def _trainer_problems(config: DictConfig) -> Iterator[str]:
@@ -154,6 +167,9 @@ def _device_problems(config: DictConfig) -> Iterator[str]:
             yield f"actor_rollout_ref.actor.strategy = {strategy!r}: on a CPU only 'fsdp2' works (FSDP1 refuses CPU parameters)"
         if parallel != 1:
             yield f"actor_rollout_ref.rollout.tensor_model_parallel_size = {parallel!r}: on a CPU each worker has a vLLM server of its own, so 1. {REMOVE}"
+        for key in ("actor.ulysses_sequence_parallel_size", "actor.fsdp_config.ulysses_sequence_parallel_size"):
+            if (sharing := OmegaConf.select(config.actor_rollout_ref, key)) != 1:
+                yield f"actor_rollout_ref.{key} = {sharing!r}: workers share a sequence through flash attention, which has no CPU kernel. {REMOVE}"
         if config.algorithm.adv_estimator == "gae" or config.critic.enable:
             yield "algorithm.adv_estimator = 'gae': verl's critic needs flash attention, so a GPU. Leave critic.enable unset and use group advantages (grpo, rloo, ...) on a CPU."
 

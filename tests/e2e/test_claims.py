@@ -12,7 +12,8 @@ TIMING = ("timing", "perf/", "throughput")
 
 # Each region, surrogate, anchor and partition once; the divergences differ in arithmetic only, which tests/core has.
 METHODS = {
-    "grpo": [], "dcpo": [], "band_kl": [], "cispo": [], "erc_dapo": [], "erc_gppo": [],
+    "grpo": [], "dcpo": [], "band_kl": [], "cispo": [],
+    "erc_dapo": ["method.beta_low=1e-4", "method.beta_high=1e-4"], "erc_gppo": [],
     "dppo_binary_tv": [], "dppo_topk_tv": [], "dppo_topk_kl": ["method.anchor=old"],
 }  # fmt: skip
 
@@ -69,17 +70,27 @@ def test_kl_to_a_reference_model(train):
     assert 0 <= kl[0] < kl[-1] < 0.1  # none before the first update, some after
 
 
-def test_saves_and_goes_on(train):
-    target = "{type: target_clip_fraction, target: 0.2, smallest: 0.001, largest: 1.0}"
-    schedule = f"+method.schedule={{delta: {target}}}"
-    run = train("trainer.save_freq=2", "trainer.total_training_steps=3", schedule)
-    deltas = run.column("trust/delta")
-    assert 0.05 == deltas[0] > deltas[1] > deltas[2]  # hardly anything is clipped, so that the region is narrowed
-    checkpoint = run.folder / "checkpoints" / "global_step_2"
-    resume = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={checkpoint}"]
-    resumed = train("trainer.total_training_steps=3", schedule, *resume, name="resumed")
-    keys = [key for key in run.rows[2] if not any(part in key for part in TIMING)]
-    assert {k: run.rows[2][k] for k in keys} == {k: resumed.rows[0][k] for k in keys}
+# A field that its schedule moves by what is clipped, so that the checkpoint must hold where it has got to.
+STEERED = "{type: target_clip_fraction, target: 0.2, smallest: 0.001, largest: 0.5}"
+
+
+@pytest.mark.parametrize(("method", "field"), [("erc_dapo", "beta_high"), ("dppo_topk_tv", "delta")])
+def test_stopped_and_resumed_is_as_if_it_had_not_been(train, method, field):
+    overrides = [f"method={method}", f"+method.schedule={{{field}: {STEERED}}}", "trainer.total_training_steps=4"]
+    straight = train(*overrides, "trainer.save_freq=2")
+    values = straight.column(f"trust/{field}")
+    assert values[0] == getattr(load_preset(method).region, "delta", 0.05) and len(set(values)) == 4
+    checkpoint = straight.folder / "checkpoints" / "global_step_2"
+    resumed = train(
+        *overrides, "trainer.resume_mode=resume_path", f"trainer.resume_from_path={checkpoint}", name="resumed"
+    )
+    assert len(resumed.rows) == 2
+    for step, row in enumerate(resumed.rows, start=3):
+        expected = straight.rows[step - 1]
+        keys = [key for key in expected if not any(part in key for part in TIMING)]
+        assert len(keys) > 60 and {k: expected[k] for k in keys} == {k: row[k] for k in keys}
+        samples = (run.folder / "samples" / f"{step}.jsonl" for run in (straight, resumed))
+        assert len({path.read_text() for path in samples}) == 1
 
 
 def test_pretrained_model_with_a_real_vocabulary(train):

@@ -14,7 +14,7 @@ from trustregion import token_stats  # noqa: E402
 from trustregion.verl_plugin import full_vocabulary  # noqa: E402
 from trustregion.verl_plugin.full_vocabulary import CELL_IDS, CELLS, ENTROPY, REQUEST, UPDATE, FullVocabulary  # noqa: E402
 from trustregion.verl_plugin.rollout_cells import WithTopTokens, anchor_cells  # noqa: E402
-from trustregion.verl_plugin.rollout_server import TOP_IDS, TOP_LOG_PROBS, most_likely  # noqa: E402
+from trustregion.verl_plugin.rollout_server import TOP_IDS, TOP_LOG_PROBS, UNKNOWN, most_likely  # noqa: E402
 
 VOCABULARY, LENGTHS, TEMPERATURE = 17, (5, 3, 7), (0.7, 0.7, 0.7)
 
@@ -181,6 +181,8 @@ def test_vllms_answer_is_sorted_and_cut():
     ids, log_probs = most_likely(answer, 2)
     assert ids.tolist() == [[3, 9], [2, 1]] and ids.dtype == np.int32
     np.testing.assert_allclose(log_probs, [[-0.1, -3.0], [-0.2, -2.0]], rtol=1e-6)
+    ids, log_probs = most_likely([{7: found(40, -9.0), 3: found(1, -0.1)}], 2)  # the sampled token does not stand in
+    assert ids.tolist() == [[3, UNKNOWN]] and np.isnan(log_probs[0, 1])
 
 
 def test_top_tokens_travel_as_tensors_or_not_at_all():
@@ -192,5 +194,14 @@ def test_top_tokens_travel_as_tensors_or_not_at_all():
 
     values = output(4).as_dict()
     assert values[TOP_IDS].shape == values[TOP_LOG_PROBS].shape == (3, 2) and values["extra_fields"] == {}
-    with pytest.raises(RuntimeError, match="2 of 3 sampled tokens .* Set method.anchor=old"):
-        output(2).as_dict()
+    assert output(2).as_dict()[TOP_IDS].tolist() == [[0, 0], [0, 0], [UNKNOWN, UNKNOWN]]
+
+
+def test_tokens_without_their_most_likely_ones_are_refused():
+    top = [torch.tensor([[4, 5], [6, UNKNOWN]], dtype=torch.int32), torch.tensor([[1, 2]], dtype=torch.int32)]
+    log_probs, responses = [torch.full((2, 2), -1.0), torch.full((1, 2), -1.0)], [torch.tensor([4, 6]), torch.tensor([1])]
+    sampled = [torch.full((2,), -1.0), torch.full((1,), -1.0)]
+    with pytest.raises(RuntimeError, match="1 of 3 sampled tokens .* 2 most likely .* Set method.anchor=old"):
+        anchor_cells(top, log_probs, sampled, responses, [1, 1])
+    # A row that only fills up a batch is cut to what it has to be, and what is cut off is not looked at.
+    anchor_cells(top, log_probs, sampled, [torch.tensor([4]), torch.tensor([1])], [1, 1])

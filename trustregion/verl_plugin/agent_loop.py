@@ -4,11 +4,12 @@ import hashlib
 import re
 from typing import Any
 
+import numpy as np
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 
 from trustregion.verl_plugin.config import method_of
 from trustregion.verl_plugin.rollout_cells import WithTopTokens
-from trustregion.verl_plugin.rollout_server import TOPK
+from trustregion.verl_plugin.rollout_server import TOP_IDS, TOP_LOG_PROBS, TOPK
 
 TRAINING_UID = re.compile(r"\d{8}-\d{6}")  # as the trainer makes them
 
@@ -40,4 +41,7 @@ class SeededSingleTurn(SingleTurnAgentLoop):
         if not self._topk:
             return await super().run(sampling_params, **kwargs)
         output = await super().run(dict(sampling_params, extra_args={TOPK: self._topk}), **kwargs)
+        none = np.empty((0, self._topk))
+        for name, dtype in ((TOP_IDS, np.int32), (TOP_LOG_PROBS, np.float32)):
+            output.extra_fields.setdefault(name, none.astype(dtype))
         return WithTopTokens(**{name: getattr(output, name) for name in output.model_fields_set | {"extra_fields"}})

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
-from trustregion.verl_plugin.rollout_server import TOP_IDS, TOP_LOG_PROBS
+from trustregion.verl_plugin.rollout_server import TOP_IDS, TOP_LOG_PROBS, UNKNOWN
 
 
 class WithTopTokens(AgentLoopOutput):
@@ -16,15 +16,11 @@ class WithTopTokens(AgentLoopOutput):
     def as_dict(self) -> dict[str, Any]:
         output = super().as_dict()
         length = len(output["responses"])
-        for name in (TOP_IDS, TOP_LOG_PROBS):
-            values = output["extra_fields"].pop(name, np.empty(0))
-            if len(values) < length:
-                raise RuntimeError(
-                    f"{len(values)} of {length} sampled tokens came with their most likely tokens, and method.partition "
-                    "= 'topk' with method.anchor = 'rollout' needs all of them: a response that was interrupted and "
-                    "continued, or one of several turns, lacks some. Set method.anchor=old, or use one turn."
-                )
-            output[name] = torch.from_numpy(np.array(values[:length]))
+        for name, unknown in ((TOP_IDS, UNKNOWN), (TOP_LOG_PROBS, np.nan)):
+            values = output["extra_fields"].pop(name)[:length]
+            # An error here would be lost: verl pads the batch and goes on. The trainer refuses what is unknown.
+            missing = np.full((length - len(values), values.shape[1]), unknown, values.dtype)
+            output[name] = torch.from_numpy(np.concatenate([values, missing]))
         return output
 
 
@@ -45,7 +41,18 @@ def anchor_cells(
     Returns:
         cell_ids (int32) and cell_log_prob (float32), nested [B, P+T, K] and [B, P+T, K+2]; the row of a token is that of
         the position that predicts it, one to the left. Prompts have rows that nothing looks at.
+
+    Raises:
+        RuntimeError: the rollout engine has not named K tokens everywhere.
     """
+    unknown = sum(int((top[: len(response)] == UNKNOWN).any(-1).sum()) for top, response in zip(top_ids, responses, strict=True))
+    if unknown:
+        raise RuntimeError(
+            f"{unknown} of {sum(map(len, responses))} sampled tokens came without their {top_ids[0].shape[-1]} most likely "
+            "tokens, which method.partition = 'topk' with method.anchor = 'rollout' needs: a response that was "
+            "interrupted and continued, or one of several turns, lacks some, and vLLM names no more than "
+            "actor_rollout_ref.rollout.engine_kwargs.vllm.max_logprobs. Set method.anchor=old, use one turn, or raise that."
+        )
     ids, cells = [], []
     for top, named, sampled, response, prompt in zip(
         top_ids, top_log_probs, log_probs, responses, prompt_lengths, strict=True

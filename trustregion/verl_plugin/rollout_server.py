@@ -14,6 +14,7 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, 
 TOPK = "trust_region_topk"
 # In `extra_fields`, for the T sampled tokens: int32 and float32 arrays [T, K], most likely first.
 TOP_IDS, TOP_LOG_PROBS = "trust_region_top_ids", "trust_region_top_log_probs"
+UNKNOWN = -1  # in place of an id that vLLM has not named; its log-prob is nan
 
 
 class _Engine:
@@ -57,11 +58,12 @@ class TopKReplica(vLLMReplica):
 
 def most_likely(log_probs: list[dict], topk: int) -> tuple[np.ndarray, np.ndarray]:
     """Ids and log-probs [T, K] from vLLM's answer: per token a dict by id of the K best, and of the sampled token."""
-    ids = np.empty((len(log_probs), topk), dtype=np.int32)
-    values = np.empty((len(log_probs), topk), dtype=np.float32)
+    ids = np.full((len(log_probs), topk), UNKNOWN, dtype=np.int32)
+    values = np.full((len(log_probs), topk), np.nan, dtype=np.float32)
     for row, by_id in enumerate(log_probs):
-        best = sorted(by_id.items(), key=lambda item: item[1].rank)[:topk]
-        ids[row], values[row] = [token for token, _ in best], [found.logprob for _, found in best]
+        best = sorted((found.rank, found.logprob, token) for token, found in by_id.items() if found.rank <= topk)
+        for column, (_, log_prob, token) in enumerate(best[:topk]):
+            ids[row, column], values[row, column] = token, log_prob
     return ids, values
 
 
