@@ -3,8 +3,8 @@
     python -m benchmarks.every_preset
 
 and writes benchmarks/results/every_preset.csv, one row a run, as soon as it has ended; rows that are there are not run
-again. `books_balance` says that in every update recorded in the workers exactly the active tokens with an advantage got a
-gradient, and that the metrics count as many blocked tokens as there are.
+again. The first step has learning rate 0 (`*_at_lr_0`). `books_balance` says that in every update recorded in the workers
+exactly the active tokens with an advantage got a gradient, and that the metrics count as many blocked tokens as there are.
 """
 
 import argparse
@@ -25,12 +25,13 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "every_preset.csv"
 UPDATES = 4  # a step
 SMALL = ["data.train_batch_size=8", f"actor_rollout_ref.actor.ppo_mini_batch_size={8 // UPDATES}"]
+AT_LR_0 = ("clip_fraction", "log_ratio_abs_max", "divergence_max", "entropy_ratio_mean")
 DIFFERENCE = "training/rollout_probs_diff_mean"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=11)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--methods", nargs="+", default=sorted(p.stem for p in (ROOT / "configs/method").glob("*.yaml")))
     args = parser.parse_args()
@@ -61,7 +62,7 @@ def measure(method: str, workers: int, steps: int) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "recipes.train", f"method={method}", f"cluster.workers={workers}", *SMALL]
         command += [f"trainer.total_training_steps={steps}", f"runs={folder}", "name=run"]
-        command += ["actor_rollout_ref.model.external_lib=recorder"]
+        command += ["actor_rollout_ref.model.external_lib=recorder", "actor_rollout_ref.actor.optim.lr_warmup_steps=1"]
         path = [str(ROOT / "tests/e2e"), os.environ.get("PYTHONPATH", "")]
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path)), "RECORD_TO": folder}
         done = subprocess.run(command, env=env)
@@ -74,6 +75,7 @@ def measure(method: str, workers: int, steps: int) -> dict:
             "workers": workers,
             "steps": len(metrics.steps),
             "exit_code": done.returncode,
+            **{f"{name}_at_lr_0": series.get(f"trust/{name}", {}).get(1) for name in AT_LR_0},
             "blocked": round(statistics.fmean(shares or [0]), 6),
             "clip_fraction": round(statistics.fmean(metrics.get("clipped").values() or [0]), 6),
             "books_balance": all(right for _, right in records) and counted_alike(shares, series),

@@ -108,7 +108,7 @@ def test_the_rollout_engine_and_the_trainer_name_the_same_tokens(record, model, 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("method", ["band_kl", "dppo_binary_tv", "dppo_binary_kl", "dppo_topk_tv", "erc_dapo", "erc_gppo"])
+@pytest.mark.parametrize("method", ["band_kl", "dppo_binary_tv", "dppo_topk_tv", "erc_dapo"])
 def test_what_a_method_blocks_gets_no_gradient(record, method):
     run, folder = record(f"method={method}")
     assert run.rows[0]["trust/clip_fraction"] > 0
