@@ -20,6 +20,7 @@ from trustregion.verl_plugin.config import method_of
 from trustregion.verl_plugin.full_vocabulary import CELL_IDS, CELLS, REQUEST
 from trustregion.verl_plugin.metrics import pop_stats, summarize
 from trustregion.verl_plugin.names import COLOCATE_ASYNC, SEPARATE_ASYNC, SYNC
+from trustregion.verl_plugin.replacements import let_separate_trainer_log
 from trustregion.verl_plugin.replay_buffer import OrderedReplayBuffer
 from trustregion.verl_plugin.rollout_cells import anchor_cells
 from trustregion.verl_plugin.rollout_health import RolloutHealth
@@ -152,3 +153,7 @@ class TrustRegionSeparateAsync(TrustRegionTrainer, PPOTrainerSeparateAsync):
     """`trainer.v1.trainer_mode=trust_region_separate_async`: rollouts go on beside the updates, on devices of their own."""
 
     verls_mode = "separate_async"
+
+    def _setup(self):
+        let_separate_trainer_log()
+        super()._setup()
