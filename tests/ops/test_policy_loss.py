@@ -25,6 +25,8 @@ from trustregion.ops.policy_loss import kernel_parameters
 
 from ..core.helpers import made_up_parts, random_tokens
 
+# In float32 a bound of -16 is only known to 2e-6, and so is the weight that a token has there.
+TOLERANCE = {torch.float32: 4e-6, torch.float64: 1e-12}
 IN_TORCH = {"band_hellinger", "band_js", "band_alpha", "dppo_topk_tv", "dppo_topk_kl"}
 INTERVALS = {
     "ratio_interval": RatioInterval(0.2, 0.28),
@@ -83,10 +85,11 @@ def run(loss: PolicyLoss, batch: TokenBatch, mode: str):
     return out, grad
 
 
-def assert_same(loss: PolicyLoss, batch: TokenBatch, rtol: float):
+def assert_same(loss: PolicyLoss, batch: TokenBatch):
     (ours, grad), (expected, expected_grad) = run(loss, batch, "native"), run(loss, batch, "torch")
     assert torch.equal(ours.active, expected.active)
     assert ours.token_loss.dtype == expected.token_loss.dtype and grad.dtype == expected_grad.dtype
+    rtol = TOLERANCE[ours.token_loss.dtype]
     torch.testing.assert_close(ours.token_loss, expected.token_loss, rtol=rtol, atol=1e-30)
     torch.testing.assert_close(grad, expected_grad, rtol=rtol, atol=1e-30)
     assert torch.equal(grad != 0, expected_grad != 0)
@@ -107,7 +110,7 @@ def assert_same(loss: PolicyLoss, batch: TokenBatch, rtol: float):
 @pytest.mark.parametrize("method", METHODS)
 def test_the_loss_equals_that_of_pure_torch(method, dtype):
     loss = METHODS[method]
-    out = assert_same(loss, batch_of(loss, dtype), 1e-6 if dtype == torch.float32 else 1e-12)
+    out = assert_same(loss, batch_of(loss, dtype))
     assert out.metrics.summarize()["trust/clip_fraction"] > 0.01 or method.startswith(("wide", "every", "ratio_interval_open"))
 
 
@@ -117,8 +120,8 @@ def test_the_loss_equals_that_of_pure_torch(method, dtype):
 def test_the_loss_equals_that_of_pure_torch_on_many_tokens(method, scale):
     """Close to the anchor, where training is, and far beyond the clamp of log-ratios."""
     loss = METHODS[method]
-    for dtype, rtol in ((torch.float32, 1e-6), (torch.float64, 1e-12)):
-        assert_same(loss, batch_of(loss, dtype, count=100_000, scale=scale, seed=7), rtol)
+    for dtype in TOLERANCE:
+        assert_same(loss, batch_of(loss, dtype, count=100_000, scale=scale, seed=7))
 
 
 @pytest.mark.parametrize("method", ["band_kl", "dppo_binary_tv", "erc_dapo"])
@@ -126,15 +129,15 @@ def test_every_kind_of_tensor_is_read(method):
     loss = PolicyLoss.from_preset(method)
     batch = batch_of(loss)
     for dtype in (torch.uint8, torch.int32, torch.int64, torch.float32, torch.bfloat16):
-        assert_same(loss, replace(batch, response_mask=batch.response_mask.to(dtype)), 1e-6)
-    assert_same(loss, replace(batch, weights=torch.rand(20, 1)), 1e-6)
-    assert_same(loss, replace(batch, weights=None), 1e-6)
-    assert_same(loss, replace(batch, **{n: getattr(batch, n).bfloat16() for n in ("log_prob", "log_prob_old", "advantages")}), 1e-6)
-    assert_same(loss, replace(batch, log_prob_old=batch.log_prob_old.double()), 1e-12)
+        assert_same(loss, replace(batch, response_mask=batch.response_mask.to(dtype)))
+    assert_same(loss, replace(batch, weights=torch.rand(20, 1)))
+    assert_same(loss, replace(batch, weights=None))
+    assert_same(loss, replace(batch, **{n: getattr(batch, n).bfloat16() for n in ("log_prob", "log_prob_old", "advantages")}))
+    assert_same(loss, replace(batch, log_prob_old=batch.log_prob_old.double()))
     transposed = {k: v.T for k, v in vars(batch).items() if isinstance(v, torch.Tensor)}
-    assert_same(loss, replace(batch, **transposed), 1e-6)
+    assert_same(loss, replace(batch, **transposed))
     flat = {k: v.flatten() for k, v in vars(batch).items() if isinstance(v, torch.Tensor)}
-    assert_same(loss, replace(batch, **flat), 1e-6)
+    assert_same(loss, replace(batch, **flat))
 
 
 @pytest.mark.parametrize("method", ["band_kl", "erc_gppo"])
@@ -143,7 +146,7 @@ def test_invalid_tokens_are_dropped_alike(method):
     batch = batch_of(loss)
     log_prob, advantages = batch.log_prob.clone(), batch.advantages.clone()
     log_prob[3, :7], log_prob[4, 5], advantages[5, :3] = torch.nan, 0.1, torch.inf
-    out = assert_same(loss, replace(batch, log_prob=log_prob, advantages=advantages), 1e-6)
+    out = assert_same(loss, replace(batch, log_prob=log_prob, advantages=advantages))
     assert out.metrics.summarize()["trust/dropped_tokens"] > 5
 
 

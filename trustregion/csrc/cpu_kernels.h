@@ -228,7 +228,8 @@ void add_statistics(const Block<T>& b, bool looks_at_entropy, double* s, int64_t
     magnitude[i] = std::fabs(b.log_ratio[i]);
     distance[i] = at_most(b.distance[i], T(1e30));
     T log10_of_it = log_of(distance[i]) * T(LOG10_E);
-    bin[i] = static_cast<int>(at_most(at_least((log10_of_it + 8) * 10 + 1, T(0)), T(101)));
+    int edges = static_cast<int>(at_most(at_least((log10_of_it + 8) * 10 + 1, T(0)), T(101)));
+    bin[i] = edges - (edges > 0 && log10_of_it < T(edges - 1) / 10 - 8);  // next to the edge at 1, the sum above rounds it away
     bucket[i] = probability_bucket(b.prob_old[i]);
   }
   s[LOG_RATIO] += sum(b.log_ratio), s[LOG_RATIO_ABS] += sum(magnitude), s[RATIO] += sum(b.ratio);

@@ -176,11 +176,11 @@ TR_FUNCTION Interval<T> unsaturated_interval(T log_p, const Radii<T>& r) {
     return {-decay, growth + (clamped - log_p)};
   }
   if constexpr (f == Divergence::reverse_kl) {  // in float64: near saturation the divergence cancels
-    double clamped = at_least(double(log_p), -1e300);
+    double clamped = at_least(double(log_p), -1e5);
     Exp<double> p = exp_pair(clamped);
     double c = at_least(-p.minus_one, double(r.floor)), log_c = log_of(c);
     return {T(-reverse_kl_side(c, p.value, log_c, clamped, r.low).z),
-            T(reverse_kl_side(p.value, c, clamped, log_c, r.high).x)};
+            T(reverse_kl_side(p.value, c, clamped, log_c, r.high).x + (clamped - double(log_p)))};
   }
   if constexpr (f == Divergence::tv) {
     T p = exp_of(log_p), remaining = -exp_pair((r.threshold - log_p) + r.threshold_low).minus_one;
