@@ -168,7 +168,7 @@ def test_statistics_do_not_depend_on_the_number_of_threads():
 def test_what_the_kernel_covers():
     for name in preset_names():
         method = load_preset(name)
-        covered = kernel_parameters(method.region, method.surrogate, False, torch.float32, update=0) is not None
+        covered = kernel_parameters(method.region, method.surrogate, torch.float32, update=0) is not None
         assert covered == (name not in IN_TORCH), name
 
     class Mine(RatioInterval):
@@ -176,11 +176,11 @@ def test_what_the_kernel_covers():
 
     for region in (Mine(0.2, 0.2), All([RatioInterval(0.2, 0.2), RatioInterval(0.1, 0.1)]),
                    All([RatioInterval(0.2, 0.2), DivergenceBall("kl", delta=0.05)])):
-        assert kernel_parameters(region, Clip(), False, torch.float32, update=0) is None
+        assert kernel_parameters(region, Clip(), torch.float32, update=0) is None
 
 
 def operator_arguments(loss: PolicyLoss, batch: TokenBatch, requires_grad=True):
-    parameters = kernel_parameters(loss.region, loss.surrogate, False, batch.log_prob.dtype, update=0)
+    parameters = kernel_parameters(loss.region, loss.surrogate, batch.log_prob.dtype, update=0)
     log_prob = batch.log_prob.clone().requires_grad_(requires_grad)
     return (log_prob, batch.log_prob_old, batch.advantages, batch.response_mask, batch.weights, batch.entropy,
             batch.entropy_old, parameters.choices, parameters.numbers)  # fmt: skip

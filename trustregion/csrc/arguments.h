@@ -79,13 +79,12 @@ inline TokenTensors check_tokens(const at::Tensor& log_prob, const at::Tensor& l
 // `choices` and `numbers` as ops/policy_loss.py lists them.
 template <class T>
 LossParameters<T> make_parameters(at::IntArrayRef choices, at::ArrayRef<double> numbers) {
-  TORCH_CHECK(choices.size() == 4 && numbers.size() == 18, "choices and numbers: must be 4 and 18 long");
+  TORCH_CHECK(choices.size() == 3 && numbers.size() == 18, "choices and numbers: must be 3 and 18 long");
   TORCH_CHECK(choices[0] >= 0 && choices[0] <= 3 && choices[2] >= 0 && choices[2] <= 3, "choices: no such region or surrogate");
   LossParameters<T> loss{};
   loss.region = static_cast<Region>(choices[0]);
   loss.divergence = divergence_of(choices[1]);
   loss.surrogate = static_cast<Surrogate>(choices[2]);
-  loss.drop_invalid = choices[3] != 0;
   const double* next = numbers.data();
   double low = next[0], high = next[1], vanishes_at = next[2], fills_at = next[3], log_cap = next[4];
   loss.radii = make_radii<T>(loss.divergence, low, high, vanishes_at, fills_at, infinity<double>);

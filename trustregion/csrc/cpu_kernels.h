@@ -31,20 +31,26 @@ void with_divergence(Divergence f, Function function) {
   }
 }
 
+// `count`: a multiple of 16, so that no tail is left.
+template <Divergence f, class T>
+void solve(const T* __restrict log_p, const Radii<T>& given, int count, T* __restrict lower, T* __restrict upper) {
+  const Radii<T> radii = given;  // a copy no store can alias: its members are constants of the loop
+  for (int i = 0; i < count; ++i) {
+    Interval<T> bounds = interval<f>(log_p[i], radii);
+    lower[i] = bounds.lower, upper[i] = bounds.upper;
+  }
+}
+
 template <class T>
-void band_bounds(Divergence f, Column log_prob_old, const Radii<T>& given, T* lower, T* upper, int64_t begin,
+void band_bounds(Divergence f, Column log_prob_old, const Radii<T>& radii, T* lower, T* upper, int64_t begin,
                  int64_t end) {
-  const Radii<T> radii = given;  // a copy no store can alias
   with_divergence(f, [&](auto f_constant) {
     T log_p[BLOCK], low[BLOCK], high[BLOCK];
     std::fill_n(log_p, BLOCK, T(-1));
     for (int64_t at = begin; at < end; at += BLOCK) {
       int count = static_cast<int>(std::min<int64_t>(BLOCK, end - at));
       load(log_prob_old, at, count, log_p);
-      for (int i = 0; i < BLOCK; ++i) {
-        Interval<T> bounds = interval<f_constant.value>(log_p[i], radii);
-        low[i] = bounds.lower, high[i] = bounds.upper;
-      }
+      solve<f_constant.value>(log_p, radii, BLOCK, low, high);
       std::copy_n(low, count, lower + at), std::copy_n(high, count, upper + at);
     }
   });
@@ -72,10 +78,9 @@ void load_checked(const Column& column, int64_t begin, int count, T* out, T* inv
   *counter += found;
 }
 
-// `batch.prepare` for a block: what is not live is made an ordinary token without advantage.
+// `batch.prepare` for a block: what is not live, or invalid, is made an ordinary token without advantage.
 template <class T>
-void prepare(const TokenColumns& columns, const LossParameters<T>& loss, Block<T>& b, double* statistics, int64_t begin,
-             int count) {
+void prepare(const TokenColumns& columns, Block<T>& b, double* statistics, int64_t begin, int count) {
   T invalid[BLOCK] = {}, entropy[BLOCK], entropy_old[BLOCK];
   std::fill(b.live + count, b.live + BLOCK, T(0));
   load(columns.mask, begin, count, b.live);
@@ -93,11 +98,9 @@ void prepare(const TokenColumns& columns, const LossParameters<T>& loss, Block<T
     load_checked(columns.entropy, begin, count, entropy, invalid, b.live, found + 4, entropy_is_valid);
     load_checked(columns.entropy_old, begin, count, entropy_old, invalid, b.live, found + 5, entropy_is_valid);
   }
-  if (loss.drop_invalid) {
-    int dropped = 0;
-    for (int i = 0; i < BLOCK; ++i) dropped += invalid[i] != 0, b.live[i] = invalid[i] != 0 ? T(0) : b.live[i];
-    statistics[DROPPED_TOKENS] += dropped;
-  }
+  int dropped = 0;
+  for (int i = 0; i < BLOCK; ++i) dropped += invalid[i] != 0, b.live[i] = invalid[i] != 0 ? T(0) : b.live[i];
+  statistics[DROPPED_TOKENS] += dropped;
   for (int i = 0; i < BLOCK; ++i) {
     bool live = b.live[i] != 0;
     b.log_prob[i] = live ? at_most(b.log_prob[i], T(0)) : T(-1);
@@ -136,24 +139,20 @@ void find_ball(const LossParameters<T>& loss, Block<T>& b) {
     where[count] = i;
     count += may_be_outside(b.log_ratio[i], b.distance[i], loss);
   }
-  constexpr int STEP = 16;
-  with_divergence(loss.divergence, [&](auto f_constant) {
-    for (int start = 0; start < count; start += STEP) {
-      T log_p[STEP], lower[STEP], upper[STEP];
-      for (int j = 0; j < STEP; ++j) log_p[j] = b.log_prob_old[where[std::min(start + j, count - 1)]];
-      for (int j = 0; j < STEP; ++j) {
-        Interval<T> bounds = relaxed(interval<f_constant.value>(log_p[j], loss.radii), loss);
-        lower[j] = bounds.lower, upper[j] = bounds.upper;
-      }
-      for (int j = 0; j < STEP && start + j < count; ++j) {
-        b.lower[where[start + j]] = lower[j], b.upper[where[start + j]] = upper[j];
-      }
-    }
-  });
+  if (count == 0) return;
+  T log_p[BLOCK], lower[BLOCK], upper[BLOCK];
+  int padded = (count + 15) / 16 * 16;
+  for (int j = 0; j < padded; ++j) log_p[j] = b.log_prob_old[where[std::min(j, count - 1)]];
+  with_divergence(loss.divergence, [&](auto f) { solve<f.value>(log_p, loss.radii, padded, lower, upper); });
+  for (int j = 0; j < count; ++j) {
+    Interval<T> bounds = relaxed(Interval<T>{lower[j], upper[j]}, loss);
+    b.lower[where[j]] = bounds.lower, b.upper[where[j]] = bounds.upper;
+  }
 }
 
 template <Region region, class T>
-void find_simple(const LossParameters<T>& loss, Block<T>& b) {
+void find_simple(const LossParameters<T>& given, Block<T>& b) {
+  const LossParameters<T> loss = given;  // as above
   for (int i = 0; i < BLOCK; ++i) {
     Interval<T> bounds = simple_interval<region>(b.log_prob_old[i], loss);
     b.lower[i] = bounds.lower, b.upper[i] = bounds.upper;
@@ -171,18 +170,19 @@ void find_bounds(const LossParameters<T>& loss, Block<T>& b) {
 }
 
 template <Surrogate surrogate, class T>
-void weigh(const LossParameters<T>& loss, Block<T>& b) {
+void weigh(const LossParameters<T>& given, Block<T>& b) {
+  const LossParameters<T> loss = given;  // as above
   const bool is_ball = loss.region == Region::ball;
   for (int i = 0; i < BLOCK; ++i) {
     TokenLoss<T> token = token_loss<surrogate>(b.log_prob[i], b.log_ratio[i], b.advantage[i], b.distance[i],
                                                Interval<T>{b.lower[i], b.upper[i]}, b.entropy_ratio[i], loss);
     bool live = b.live[i] != 0;
-    T weight = live ? b.weight[i] : T(0);
+    T weight = b.weight[i] * b.live[i];
     b.loss[i] = token.loss * weight, b.factor[i] = token.factor * weight, b.ratio[i] = token.ratio * b.live[i];
     T log_p = b.log_prob_old[i];
-    bool capped = is_ball ? log_p <= loss.capped_at : (token.bits & CAPPED) != 0;
+    bool capped = (is_ball & (log_p <= loss.capped_at)) | (!is_ball & ((token.bits & CAPPED) != 0));
     bool saturated = (log_p <= loss.low_saturates_at) | (log_p >= loss.high_saturates_at);
-    int bits = (token.bits & ~CAPPED) | LIVE | (capped ? CAPPED : 0) | (saturated ? SATURATES : 0);
+    int bits = (token.bits & ~CAPPED) | LIVE | capped * CAPPED | saturated * SATURATES;
     b.bits[i] = live ? bits : 0;
   }
 }
@@ -271,14 +271,13 @@ inline void count_bits(const int64_t* by_bits, double* s) {
 }
 
 template <class T>
-void policy_loss(const TokenColumns& columns, const LossParameters<T>& given, T* loss, T* factor, bool* active,
+void policy_loss(const TokenColumns& columns, const LossParameters<T>& parameters, T* loss, T* factor, bool* active,
                  double* statistics, int64_t begin, int64_t end) {
-  const LossParameters<T> parameters = given;  // a copy no store can alias
   int64_t by_bits[128] = {};
   Block<T> b{};
   for (int64_t at = begin; at < end; at += BLOCK) {
     int count = static_cast<int>(std::min<int64_t>(BLOCK, end - at));
-    prepare(columns, parameters, b, statistics, at, count);
+    prepare(columns, b, statistics, at, count);
     measure(parameters, b);
     if (parameters.region == Region::ball && parameters.surrogate == Surrogate::mask) {
       find_simple<Region::none>(parameters, b);

@@ -10,8 +10,10 @@
 
 #ifdef __CUDACC__
 #define TR_FUNCTION __host__ __device__ __forceinline__
+#define TR_UNROLL
 #else
 #define TR_FUNCTION inline __attribute__((always_inline))
+#define TR_UNROLL _Pragma("GCC unroll 16")  // a loop within a loop keeps the outer one from being vectorized
 #endif
 
 namespace trustregion {
@@ -19,6 +21,10 @@ namespace {  // each translation unit has its own: they are compiled for differe
 
 template <class T>
 constexpr T infinity = std::numeric_limits<T>::infinity();
+template <class T>
+constexpr T largest_finite = std::numeric_limits<T>::max();
+template <class T>
+constexpr T smallest_normal = std::numeric_limits<T>::min();
 
 // They hand a nan in x on.
 template <class T>
@@ -142,8 +148,8 @@ TR_FUNCTION T log_or_log1p(bool plus_one, T x) {
   T n = bits_as<T>(k + bits_as<Bits>(F::to_integer)) - F::to_integer;
   T f = bits_as<T>(fraction) - 1;
   T y = log_core<T>(k == 0 ? f + lost : f, n, k == 0 ? T(0) : lost / u);
-  y = u < std::numeric_limits<T>::min() ? (u < 0 ? std::numeric_limits<T>::quiet_NaN() : -infinity<T>) : y;
-  return u <= std::numeric_limits<T>::max() ? y : u;  // inf, nan
+  y = u < smallest_normal<T> ? (u < 0 ? std::numeric_limits<T>::quiet_NaN() : -infinity<T>) : y;
+  return u <= largest_finite<T> ? y : u;  // inf, nan
 #endif
 }
 

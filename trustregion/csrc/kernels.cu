@@ -27,7 +27,7 @@ cudaError_t filling_grid(Kernel kernel, int64_t tokens, int* blocks) {
 }
 
 template <Divergence f, class T>
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(THREADS, 2)
 band_bounds_kernel(Column log_prob_old, Radii<T> radii, T* lower, T* upper, int64_t tokens) {
   int64_t stride = int64_t(gridDim.x) * THREADS;
   for (int64_t i = int64_t(blockIdx.x) * THREADS + threadIdx.x; i < tokens; i += stride) {
@@ -58,9 +58,9 @@ struct Token {
   T log_prob, log_prob_old, advantage, weight, entropy_ratio;
 };
 
-// `batch.prepare`: counts what is invalid, and makes an ordinary token without advantage of what is not live.
+// `batch.prepare`: counts what is invalid, and makes an ordinary token without advantage of that and of what is not live.
 template <class T>
-__device__ Token<T> prepare(const TokenColumns& columns, bool drop_invalid, int64_t i, unsigned* invalid, unsigned* dropped) {
+__device__ Token<T> prepare(const TokenColumns& columns, int64_t i, unsigned* invalid, unsigned* dropped) {
   Token<T> token{false, T(-1), T(-1), T(0), T(1), T(1)};
   if (value_at<T>(columns.mask, i) == 0) return token;
   bool valid = true;
@@ -89,11 +89,8 @@ __device__ Token<T> prepare(const TokenColumns& columns, bool drop_invalid, int6
     T now = entropy(columns.entropy, 4), old = entropy(columns.entropy_old, 5);
     given.entropy_ratio = now == 0 && old == 0 ? T(1) : now / old;
   }
-  if (drop_invalid && !valid) {
-    atomicAdd(dropped, 1u);
-    return token;
-  }
-  return given;
+  if (!valid) atomicAdd(dropped, 1u);
+  return valid ? given : token;
 }
 
 template <Divergence f, class T>
@@ -124,7 +121,7 @@ __device__ TokenLoss<T> loss_of(const Token<T>& t, T log_ratio, T distance, Inte
 }
 
 template <Divergence f, class T>
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(THREADS, 2)
 policy_loss_kernel(TokenColumns columns, LossParameters<T> loss, T* losses, T* factors, bool* active, double* partial,
                    int64_t tokens) {
   // Counts are exact in any order; sums are not, and stay with their thread until the block adds them up.
@@ -139,7 +136,7 @@ policy_loss_kernel(TokenColumns columns, LossParameters<T> loss, T* losses, T* f
   for (int64_t start = int64_t(blockIdx.x) * THREADS; start < tokens; start += stride) {
     int64_t i = start + threadIdx.x;
     Token<T> t{false, T(-1), T(-1), T(0), T(1), T(1)};
-    if (i < tokens) t = prepare<T>(columns, loss.drop_invalid, i, counts + INVALID, counts + DROPPED_TOKENS);
+    if (i < tokens) t = prepare<T>(columns, i, counts + INVALID, counts + DROPPED_TOKENS);
     T log_ratio = t.log_prob - t.log_prob_old;
     Exp<T> prob_old = exp_pair(t.log_prob_old);
     T distance = binary_divergence<f>(t.log_prob, t.log_prob_old, prob_old);

@@ -14,14 +14,13 @@ struct LossParameters {
   Region region;
   Divergence divergence;  // of the ball; for other regions that of the metrics
   Surrogate surrogate;
-  bool drop_invalid;
   T log_lower, log_upper;            // ratio_interval; ball: the interval contains at least this, 0 and 0 for nothing
   T log_eps_low, log_eps_high;       // dcpo
   Radii<T> radii;                    // ball; log_cap: also of dcpo
   T low_saturates_at, high_saturates_at, capped_at;  // ball, log-probs: at most, at least, at most
   T entropy_lower, entropy_upper;    // the open band of entropy ratios
   T dual_clip, truncation;           // clip and preserve; mask
-  T beta_1, beta_2;                  // preserve
+  T beta_1, beta_2;                  // preserve; clip: both 0
 };
 
 // What is told about a token, bit by bit.
@@ -44,7 +43,7 @@ enum Statistic : int {
 namespace {
 
 template <class T>
-TR_FUNCTION bool is_finite(T x) { return std::fabs(x) <= std::numeric_limits<T>::max(); }
+TR_FUNCTION bool is_finite(T x) { return std::fabs(x) <= largest_finite<T>; }
 
 template <class T>
 TR_FUNCTION T dcpo_upper(T log_p, const LossParameters<T>& loss) {
@@ -71,7 +70,7 @@ TR_FUNCTION Interval<T> simple_interval(T log_p, const LossParameters<T>& loss) 
 // Whether a token may be outside the ball. Others need no bounds: half the radius is far more than rounding.
 template <class T>
 TR_FUNCTION bool may_be_outside(T log_ratio, T distance, const LossParameters<T>& loss) {
-  return (log_ratio > 0 && distance > loss.radii.delta_high / 2) || (log_ratio < 0 && distance > loss.radii.delta_low / 2);
+  return distance > (log_ratio > 0 ? loss.radii.delta_high : loss.radii.delta_low) / 2;
 }
 
 template <class T>
@@ -90,14 +89,18 @@ struct TokenLoss {
 template <Surrogate surrogate, class T>
 TR_FUNCTION TokenLoss<T> token_loss(T log_prob, T log_ratio, T advantage, T distance, Interval<T> bounds, T entropy_ratio,
                                     const LossParameters<T>& loss) {
+  // & and |, not && and ||: what follows is to be vectorized, and must not branch.
   constexpr T limit = T(MAX_LOG_RATIO);
-  bool by_divergence = surrogate == Surrogate::mask && loss.region == Region::ball;
+  const bool by_divergence = surrogate == Surrogate::mask && loss.region == Region::ball;
   bool capped = bounds.upper > loss.radii.log_cap;
   T upper = at_most(bounds.upper, loss.radii.log_cap);
-  bool above = by_divergence ? log_ratio > 0 && distance > loss.radii.delta_high : log_ratio > upper;
-  bool below = by_divergence ? log_ratio < 0 && distance > loss.radii.delta_low : log_ratio < bounds.lower;
-  bool up = above && advantage > 0, down = below && advantage < 0, outward = up || down;
-  bool blocked = !(entropy_ratio > loss.entropy_lower && entropy_ratio < loss.entropy_upper);
+  // Either way a comparison of two numbers.
+  T rise = by_divergence ? (log_ratio > 0 ? distance : T(0)) : log_ratio;
+  T fall = by_divergence ? (log_ratio < 0 ? -distance : T(0)) : log_ratio;
+  bool above = rise > (by_divergence ? loss.radii.delta_high : upper);
+  bool below = fall < (by_divergence ? -loss.radii.delta_low : bounds.lower);
+  bool up = above & (advantage > 0), down = below & (advantage < 0), outward = up | down;
+  bool blocked = !((entropy_ratio > loss.entropy_lower) & (entropy_ratio < loss.entropy_upper));
 
   T x = at_most(at_least(log_ratio, -limit), limit), ratio = exp_of(x);
   T inside = at_most(at_least(x, bounds.lower), upper);
@@ -111,17 +114,20 @@ TR_FUNCTION TokenLoss<T> token_loss(T log_prob, T log_ratio, T advantage, T dist
     slope = weight, value = log_prob;
   } else {
     T at_bound = exp_of(inside);
-    bool too_heavy = advantage < 0 && ratio > loss.dual_clip, within = std::fabs(log_ratio) <= limit;
-    T beta = surrogate == Surrogate::clip ? T(0) : advantage < 0 ? loss.beta_1 : loss.beta_2;
+    bool too_heavy = (advantage < 0) & (ratio > loss.dual_clip), within = std::fabs(log_ratio) <= limit;
+    T beta_1 = loss.beta_1, beta_2 = loss.beta_2, beta = advantage < 0 ? beta_1 : beta_2;
+    T slope_inside = within ? ratio : T(0);
     weight = outward ? at_bound : ratio;
-    slope = outward ? at_bound * beta : within ? ratio : T(0);
+    slope = outward ? at_bound * beta : slope_inside;
     weight = too_heavy ? loss.dual_clip : weight;
     slope = too_heavy ? T(0) : slope;
-    active = (surrogate == Surrogate::clip ? within && !outward : within || outward) && !too_heavy;
+    active = (surrogate == Surrogate::clip ? within & !outward : within | outward) & !too_heavy;
   }
-  active = active && !blocked;
-  return {blocked ? T(0) : -weight * advantage * value, blocked ? T(0) : -slope * advantage, ratio,
-          (active ? ACTIVE : 0) | (up ? UP : 0) | (down ? DOWN : 0) | (blocked ? BLOCKED : 0) | (capped ? CAPPED : 0)};
+  active = active & !blocked;
+  weight = blocked ? T(0) : weight;
+  slope = blocked ? T(0) : slope;
+  return {-weight * advantage * value, -slope * advantage, ratio,
+          active * ACTIVE | up * UP | down * DOWN | blocked * BLOCKED | capped * CAPPED};
 }
 
 TR_FUNCTION int clamp_bin(double x, int last) { return x < 0 ? 0 : x >= last ? last : static_cast<int>(x); }

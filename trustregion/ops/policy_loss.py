@@ -57,7 +57,7 @@ def policy_loss(
     if not (native(batch.log_prob.device.type) and _can_read(batch)):
         return None
     dtype = torch.promote_types(torch.promote_types(batch.log_prob.dtype, batch.log_prob_old.dtype), torch.float32)
-    parameters = kernel_parameters(region, surrogate, drop_invalid, dtype, batch.update)
+    parameters = kernel_parameters(region, surrogate, dtype, batch.update)
     if parameters is None:
         return None
     requires = region.requires(batch.update)
@@ -77,7 +77,7 @@ def policy_loss(
     if not drop_invalid and sums["invalid"].any():  # the one sync of a call
         prepare(batch, requires)  # which says what is invalid
         raise AssertionError("the kernel refuses tokens that prepare() accepts")
-    unwanted = {"invalid", "capped", "saturated", "dropped", *_ENTROPY} - parameters.optional
+    unwanted = {"invalid", "capped", "saturated", *_ENTROPY} - parameters.optional | (set() if drop_invalid else {"dropped"})
     return token_loss, active, LossStats({name: x for name, x in sums.items() if name not in unwanted}, maxima)
 
 
@@ -101,7 +101,7 @@ def _can_read(batch: TokenBatch) -> bool:
 
 
 def kernel_parameters(
-    region: Region, surrogate: Surrogate, drop_invalid: bool, dtype: torch.dtype, update: int
+    region: Region, surrogate: Surrogate, dtype: torch.dtype, update: int
 ) -> Parameters | None:
     """The loss as numbers, or None: regions and surrogates of other types, several of a kind, other divergences."""
     parts = {type(part): part for part in parts_of(region)}
@@ -137,8 +137,6 @@ def kernel_parameters(
         optional.add("capped")
     if band is not None:
         optional.update(_ENTROPY)
-    if drop_invalid:
-        optional.add("dropped")
 
     looks = band is not None and "entropy" in band.requires(update)
     open_band = (1 - band.beta_low, 1 + band.beta_high) if looks else (-math.inf, math.inf)
@@ -157,10 +155,10 @@ def kernel_parameters(
         *open_band,
         _limit(getattr(surrogate, "dual_clip", None), math.inf),
         _limit(getattr(surrogate, "C", None), math.exp(MAX_LOG_RATIO)),
-        getattr(surrogate, "beta_1", 1.0),
-        getattr(surrogate, "beta_2", 1.0),
+        getattr(surrogate, "beta_1", 0.0),
+        getattr(surrogate, "beta_2", 0.0),
     ]
-    choices = [kind, NATIVE.index(type(divergence)), SURROGATES.index(type(surrogate)), int(drop_invalid)]
+    choices = [kind, NATIVE.index(type(divergence)), SURROGATES.index(type(surrogate))]
     return Parameters(choices, numbers, frozenset(optional))
 
 
