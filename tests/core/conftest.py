@@ -13,13 +13,13 @@ ON_BOTH_PATHS = ("test_bounds", "test_golden_losses", "test_hostile_values", "te
 
 def pytest_generate_tests(metafunc):
     if metafunc.module.__name__.rpartition(".")[2] in ON_BOTH_PATHS:
-        metafunc.fixturenames.append("path")
-        metafunc.parametrize("path", ["native", "torch"], indirect=True, scope="module")
+        metafunc.parametrize("_path", ["native", "torch"], indirect=True, scope="module")
 
 
-@pytest.fixture(scope="module")
-def path(request):
-    if request.param == "native" and not is_loaded():
+@pytest.fixture(scope="module", autouse=True)
+def _path(request):
+    mode = getattr(request, "param", "")
+    if mode == "native" and not is_loaded():
         pytest.skip("the kernels are not built: pip install --no-build-isolation --no-deps -e .")
-    with using(request.param):
+    with using(mode):
         yield

@@ -97,8 +97,9 @@ def assert_same(loss: PolicyLoss, batch: TokenBatch):
     assert sums.keys() == others.keys() and ours.metrics.maxima.keys() == expected.metrics.maxima.keys()
     assert ours.metrics.flatten().keys() == expected.metrics.flatten().keys()
     for name in sums:
-        if name.endswith("_counts"):  # a divergence that rounds across an edge changes two bins by one
-            assert sums[name].sum() == others[name].sum() and (sums[name] - others[name]).abs().sum() <= 4, name
+        if name.endswith("_counts"):  # what rounds across an edge changes two bins, and tv in float32 has few values
+            moved = (sums[name] - others[name]).abs().sum()
+            assert sums[name].sum() == others[name].sum() and moved <= 4 + 1e-3 * sums["tokens"], name
         else:
             torch.testing.assert_close(sums[name], others[name], rtol=1e-5, atol=0, msg=name)
     for name, value in expected.metrics.maxima.items():

@@ -114,8 +114,8 @@ TR_FUNCTION Side<T> kl_side(T grow, T shrink, T log_grow, T delta, T root) {
   TR_UNROLL for (int step = 0; step < (sizeof(T) == 8 ? 3 : 2); ++step) {
     Moved<T> to = move_mass(z, grow, shrink, log_grow);
     T excess = kl_term(grow, to.mass, to.x) + kl_term(shrink, -to.mass, -z) - delta;
-    T grown = grow + to.mass, scaled = excess * grown;
-    z = z - scaled / (to.mass - T(0.5) * scaled * (to.left / grown) * (grow / to.mass));
+    T grown = grow + to.mass, newton = excess / to.mass * grown;  // in this order: their product may underflow
+    z = z - newton / (1 - T(0.5) * newton * (to.left / grown) * (grow / to.mass));
   }
   z = start < infinity<T> ? z : infinity<T>;
   return {z, move_mass(z, grow, shrink, log_grow).x};
