@@ -2,6 +2,8 @@
 # make test                 set everything up, then run the tests (minutes, on 2 cores)
 # make test-fast            those that take less than a minute together: none that starts the loop or imports verl
 # make test-long            everything, the long measurements included
+# make test-sanitize        the CPU kernels' tests under the address and undefined-behaviour sanitizers
+# make test-cuda-build      builds and links the CUDA kernels against a CUDA torch in a venv of its own (several GB; no GPU)
 # make doctor               what is installed, what the machine can run
 VENV ?= .venv
 # What is installed already, else the CPU set: a GPU set is not overwritten by a later `make test`.
@@ -10,7 +12,7 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed-$(DEVICE)
 ARGS ?=
 
-.PHONY: setup quickstart test test-fast test-long doctor clean
+.PHONY: setup quickstart test test-fast test-long test-sanitize test-cuda-build doctor clean
 setup: $(STAMP)
 $(STAMP): setup.py pyproject.toml scripts/install.sh $(wildcard requirements/*.txt) requirements/vllm-alias/pyproject.toml
 	VENV=$(VENV) bash scripts/install.sh $(DEVICE)
@@ -30,6 +32,24 @@ test-fast: setup
 test-long: setup
 	$(PY) -m pytest -n 2 -m "not e2e" $(ARGS)
 	$(PY) -m pytest -m e2e $(ARGS)
+
+SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+test-sanitize: setup
+	rm -rf build/sanitize build/temp.*
+	CFLAGS="$(SANITIZE)" LDFLAGS="$(SANITIZE)" TRUSTREGION_BUILD=cpu \
+	  $(PY) -m pip install -q --no-deps --no-build-isolation --target build/sanitize .
+	rm -rf build/temp.* build/lib.*
+	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
+	  TRUSTREGION_OPS=native OMP_NUM_THREADS=2 $(PY) -m pytest -o pythonpath=build/sanitize -m "not slow" \
+	  tests/ops --ignore tests/ops/test_build.py $(ARGS)
+
+CUDA_VENV := build/cuda-venv
+test-cuda-build:
+	python3.11 -m venv $(CUDA_VENV)
+	$(CUDA_VENV)/bin/pip install -q torch pyyaml numpy "setuptools>=77" wheel ninja
+	TRUSTREGION_BUILD=cuda $(CUDA_VENV)/bin/pip install -q --no-deps --no-build-isolation --target build/cuda .
+	cd build/cuda && ../cuda-venv/bin/python -c "from trustregion import ops; print(ops.describe()); \
+	  assert 'native on cpu' in ops.describe() and 'native on cuda' in ops.describe()"
 
 doctor: setup
 	$(PY) -m trustregion.doctor
