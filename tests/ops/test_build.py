@@ -14,6 +14,7 @@ import pytest
 
 from trustregion.ops import build
 
+pytestmark = pytest.mark.slow  # each in processes of its own, some of which compile
 ROOT = Path(__file__).resolve().parents[2]
 USE = "import torch, trustregion; from trustregion import ops; trustregion.band_bounds(torch.zeros(3)); print(ops.describe())"
 
