@@ -17,6 +17,7 @@ def check_files(config: DictConfig):
     if _is_here(config.actor_rollout_ref.model.path, config):
         _check_model(config)
     _check_data(config)
+    _check_reward(config)
 
 
 def _is_here(path: str, config: DictConfig) -> bool:
@@ -67,3 +68,11 @@ def _check_data(config: DictConfig):
             f"data.train_batch_size = {data.train_batch_size}: data.train_files = {data.train_files} gives {used} prompts{limit}, "
             "less than one batch. Lower data.train_batch_size, or give more prompts."
         )
+
+
+def _check_reward(config: DictConfig):
+    key, path = "reward.custom_reward_function.path", config.reward.custom_reward_function.path
+    if path and not path.startswith("pkg://") and not Path(path.removeprefix("file://")).is_file():
+        raise UserError(f"{key}={path}: no such file (looked for {Path(path).absolute()}). Correct the path, or choose another reward=...")
+    if config.reward.reward_model.enable and _is_here(config.reward.reward_model.model_path, config):
+        check_model_folder(config.reward.reward_model.model_path, "reward.reward_model.model_path")
