@@ -19,14 +19,17 @@ $(STAMP): setup.py pyproject.toml scripts/install.sh $(wildcard requirements/*.t
 quickstart: setup
 	$(PY) -m recipes.train cluster=$(if $(filter cuda,$(DEVICE)),gpu,cpu) $(ARGS)
 
+# Two at a time, but for those that start the loop: it takes the machine for itself.
 test: setup
-	$(PY) -m pytest -m "not long" $(ARGS)
+	$(PY) -m pytest -n 2 -m "not e2e and not long" $(ARGS)
+	$(PY) -m pytest -m "e2e and not long" $(ARGS)
 
 test-fast: setup
 	$(PY) -m pytest -n 2 -m "not slow and not e2e and not long" --ignore tests/verl_plugin $(ARGS)
 
 test-long: setup
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest -n 2 -m "not e2e" $(ARGS)
+	$(PY) -m pytest -m e2e $(ARGS)
 
 doctor: setup
 	$(PY) -m trustregion.doctor

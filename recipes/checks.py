@@ -9,10 +9,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from recipes.errors import UserError
 from trustregion import ConfigError, MethodConfig
-from trustregion.verl_plugin.names import AGENT_LOOP, COLOCATE_ASYNC, LOSS_CONFIG, LOSS_NAME, SYNC
+from trustregion.verl_plugin.names import AGENT_LOOP, COLOCATE_ASYNC, LOSS_CONFIG, LOSS_NAME, SEPARATE_ASYNC, SYNC
 
 # verl's trackers (verl.utils.tracking); verl itself is not imported in this process.
 LOGGERS = ("clearml", "console", "file", "mlflow", "rl_insight", "swanlab", "tensorboard", "trackio", "vemlp_wandb", "wandb")
+TRAINER_MODES = (SYNC, COLOCATE_ASYNC, SEPARATE_ASYNC)
 # Other keys are computed from these.
 FIRST = {
     "cluster.workers": "FSDP workers on this machine",
@@ -134,10 +135,12 @@ def _trainer_problems(config: DictConfig) -> Iterator[str]:
     if not config.trainer.use_v1:
         yield f"trainer.use_v1 = False: verl's legacy trainer can swap the policy loss away; only its v1 trainer is supported. {REMOVE}"
     mode = config.trainer.v1.trainer_mode
-    if mode not in (SYNC, COLOCATE_ASYNC):
-        yield f"trainer.v1.trainer_mode = {mode!r}: must be {SYNC!r} or {COLOCATE_ASYNC!r}, verl's v1 trainers of these names with ours in front"
-    if mode == COLOCATE_ASYNC and config.method.get("anchor") == "rollout" and config.method.get("partition") == "topk":
+    if mode not in TRAINER_MODES:
+        yield f"trainer.v1.trainer_mode = {mode!r}: must be one of {', '.join(map(repr, TRAINER_MODES))}, verl's v1 trainers of these names with ours in front"
+    if mode != SYNC and config.method.get("anchor") == "rollout" and config.method.get("partition") == "topk":
         yield f"trainer.v1.trainer_mode = {mode!r}: interrupts responses, and verl does not keep the most likely tokens of the parts, which method.anchor = 'rollout' with method.partition = 'topk' needs. Set method.anchor=old, or remove the override."
+    if mode == SEPARATE_ASYNC:
+        yield from _separate_problems(config)
     sampler = config.trainer.v1.sampler.custom_sampler
     if sampler.path or sampler.name:
         yield f"trainer.v1.sampler.custom_sampler = {sampler.path}, {sampler.name}: would be replaced by our own ordered one. {REMOVE}"
@@ -150,6 +153,19 @@ def _trainer_problems(config: DictConfig) -> Iterator[str]:
     rate = config.actor_rollout_ref.actor.optim.lr
     if not _is_number(rate) or rate < 0:
         yield f"actor_rollout_ref.actor.optim.lr = {rate!r}: must be a number >= 0"
+
+
+def _separate_problems(config: DictConfig) -> Iterator[str]:
+    """What verl asserts of its separate trainer, after minutes."""
+    rollout, said = config.actor_rollout_ref.rollout, f"trainer.v1.trainer_mode = {SEPARATE_ASYNC!r}"
+    for key in ("nnodes", "n_gpus_per_node"):
+        if not _is_count(rollout[key]):
+            yield f"actor_rollout_ref.rollout.{key} = {rollout[key]!r}: {said} needs devices for the rollouts alone, so at least 1 (on a CPU: cluster=cpu_separate)"
+    if rollout.checkpoint_engine.backend == "naive":
+        yield f"actor_rollout_ref.rollout.checkpoint_engine.backend = 'naive': {said} sends weights to other processes. Set 'nccl', or 'file' on a CPU (cluster=cpu_separate)."
+    prompts, mini, steps = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size, config.trainer.v1.separate_async.parameter_sync_step
+    if all(map(_is_count, (prompts, mini))) and (not _is_count(steps) or prompts != mini * steps):
+        yield f"trainer.v1.separate_async.parameter_sync_step = {steps!r}: must be data.train_batch_size = {prompts} divided by actor_rollout_ref.actor.ppo_mini_batch_size = {mini}"
 
 
 def _rollout_problems(config: DictConfig) -> Iterator[str]:

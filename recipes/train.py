@@ -41,8 +41,9 @@ def register_resolvers():
     OmegaConf.register_new_resolver("equal", lambda a, b: a == b, replace=True)
     OmegaConf.register_new_resolver("choose", lambda condition, a, b: a if condition else b, replace=True)
     OmegaConf.register_new_resolver("at_least", lambda a, b: max(a, b or 0), replace=True)
-    OmegaConf.register_new_resolver("add", lambda a, b: a + b, replace=True)
+    OmegaConf.register_new_resolver("add", lambda *terms: sum(terms), replace=True)
     OmegaConf.register_new_resolver("mul", lambda a, b: a * b, replace=True)
+    OmegaConf.register_new_resolver("divide", lambda a, b: a // b, replace=True)
 
 
 def check_choices(arguments: list[str]):

@@ -88,23 +88,24 @@ def test_the_rollout_engine_and_the_trainer_name_the_same_tokens(record, model, 
     """On the weights of the first update, which both have: vLLM's most likely tokens, and those of the plain model."""
     temperature = 0.6 if model == "smollm2_135m" else TEMPERATURE
     run, folder = record(
-        "method=dppo_topk_tv", f"method.K={K}", f"model={model}", f"actor_rollout_ref.rollout.temperature={temperature}"
-    )
-    seen = torch.load(folder / "update-0-0-0.pt")
+        "method=dppo_topk_tv", f"method.K={K}", f"model={model}", f"actor_rollout_ref.rollout.temperature={temperature}",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+    )  # fmt: skip
     plain = empty_model(run)
     plain.load_state_dict(torch.load(folder / "weights-0.pt"))
     same, tokens, worst = 0, 0, 0.0
-    for ids, n, named, masses in zip(
-        seen["input_ids"], seen["response_lengths"], seen["cell_ids"], seen["cells"], strict=True
-    ):
-        with torch.no_grad():
-            log_p = (plain(ids[None]).logits[0, -n - 1 : -1].float() / temperature).log_softmax(-1)
-        theirs, ours = named[-n - 1 : -1].long(), log_p.topk(K)
-        same += int((theirs.sort(-1).values == ours.indices.sort(-1).values).sum())
-        tokens += theirs.numel()
-        worst = max(worst, float((masses[-n - 1 : -1, :K] - log_p.gather(1, theirs)).abs().max()))
+    for path in folder.glob("update-0-0-*.pt"):
+        seen = torch.load(path)
+        parts = (seen[name] for name in ("input_ids", "response_lengths", "cell_ids", "cells"))
+        for ids, n, named, masses in zip(*parts, strict=True):
+            with torch.no_grad():
+                log_p = (plain(ids[None]).logits[0, -n - 1 : -1].float() / temperature).log_softmax(-1)
+            theirs, ours = named[-n - 1 : -1].long(), log_p.topk(K)
+            same += int((theirs.sort(-1).values == ours.indices.sort(-1).values).sum())
+            tokens += theirs.numel()
+            worst = max(worst, float((masses[-n - 1 : -1, :K] - log_p.gather(1, theirs)).abs().max()))
     print(f"{model}: {same} of {tokens} ids are the same, log-probs differ by at most {worst:.1e}")
-    assert tokens > 100 and same >= 0.999 * tokens and worst <= tolerance
+    assert tokens > 1000 and same >= 0.999 * tokens and worst <= tolerance
 
 
 @pytest.mark.long

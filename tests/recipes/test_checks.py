@@ -101,7 +101,7 @@ WRONG = {
     "trainer": {
         "method.delta=oops": "method.delta = 'oops'",
         "trainer.use_v1=false": "legacy trainer",
-        "trainer.v1.trainer_mode=colocate_async": "'colocate_async': must be 'trust_region_sync' or",
+        "trainer.v1.trainer_mode=colocate_async": "'colocate_async': must be one of 'trust_region_sync', ",
         "trainer.v1.sampler.custom_sampler.path=mine.py": "custom_sampler = mine.py",
         "trainer.logger=[file,wandbb]": "trainer.logger = ['file', 'wandbb']: must be a list of verl's trackers, which are clearml,",
         "actor_rollout_ref.actor.optim.lr=-1e-5": "actor_rollout_ref.actor.optim.lr = -1e-05: must be a number >= 0",
@@ -163,6 +163,10 @@ def test_all_wrong_values_are_named_at_once(problems_of, group):
         ("actor_rollout_ref.actor.ulysses_sequence_parallel_size=2 cluster.workers=2", "ulysses_sequence_parallel_size = 2: workers share"),
         ("method=dppo_topk_tv distillation.enabled=true", "distillation.enabled = True: the method needs"),
         ("method=dppo_topk_tv trainer.v1.trainer_mode=trust_region_colocate_async", "interrupts responses"),
+        ("cluster=cpu_separate method=dppo_topk_tv", "interrupts responses"),
+        ("cluster=cpu_separate trainer.v1.separate_async.parameter_sync_step=3", "parameter_sync_step = 3: must be data.train_batch_size = 16"),
+        ("trainer.v1.trainer_mode=trust_region_separate_async", "checkpoint_engine.backend = 'naive': trainer.v1"),
+        ("trainer.v1.trainer_mode=trust_region_separate_async", "rollout.nnodes = 0: trainer.v1.trainer_mode"),
         ("method=erc_dapo method.anchor=rollout", "anchor = 'rollout': an entropy band needs the anchor's entropy"),
         ("method=dppo_topk_kl algorithm.rollout_correction.rollout_is=token", "would count the difference twice"),
         ("method=dppo_binary_tv algorithm.rollout_correction.rollout_rs=token_k1", "rollout_rs = 'token_k1': verl rejects no"),
@@ -177,6 +181,11 @@ def test_wrong_values_are_named(problems_of, override, expected):
 
 def test_importance_weights_go_with_the_recomputed_anchor(configure):
     check(configure("name=x", "algorithm.rollout_correction.rollout_is=token"))
+
+
+def test_the_separate_trainers_cluster_is_consistent(configure):
+    check(config := configure("name=x", "cluster=cpu_separate", "method=erc_dapo"))
+    assert config.ray_kwargs.ray_init.num_gpus == 2 and config.trainer.v1.separate_async.parameter_sync_step == 4
 
 
 def test_vllm_is_allowed_as_many_log_probs_as_the_method_asks_for(configure):

@@ -8,7 +8,7 @@ pytest.importorskip("verl")
 from verl.utils.metric import AggregationType, Metric, reduce_metrics  # noqa: E402
 
 from trustregion import PolicyLoss, TokenBatch  # noqa: E402
-from trustregion.verl_plugin.metrics import pop_summary, reduce_exactly, to_scalars  # noqa: E402
+from trustregion.verl_plugin.metrics import pop_stats, reduce_exactly, summarize, to_scalars  # noqa: E402
 
 
 def token_batch(tokens: int, seed: int) -> TokenBatch:
@@ -46,7 +46,7 @@ def test_equal_to_one_call_over_all_tokens(preset):
         for name in per_worker[0]:
             reported.setdefault(f"actor/{name}", []).append(Metric.aggregate_dp([w[name] for w in per_worker]))
     metrics = reduce_metrics({**reported, "actor/grad_norm": [1.0, 3.0]})
-    summary = pop_summary(metrics)
+    summary = summarize([pop_stats(metrics)])
 
     flat = [micro for mini in batches for worker in mini for micro in worker]
     whole = TokenBatch(*(torch.cat([getattr(b, f) for b in flat], dim=1)

@@ -1,5 +1,7 @@
 """Each replaced function: that the replacement works, and that it is still needed."""
 
+import inspect
+
 import pytest
 import torch
 
@@ -25,3 +27,19 @@ def test_vllm_still_drops_linear_weights_and_the_replacement_keeps_them(monkeypa
     keep_vllm_linear_weights()
     keep_vllm_linear_weights()  # twice is once
     assert packed_weight(utils.dispatch_cpu_unquantized_gemm).shape == (64, 64)
+
+
+def test_verls_separate_trainer_still_passes_flush_to_its_logger_which_drops_it():
+    import logging
+
+    from verl.trainer.ppo.v1 import trainer_separate_async
+
+    from trustregion.verl_plugin.replacements import let_separate_trainer_log
+
+    text = inspect.getsource(trainer_separate_async.PPOTrainerSeparateAsync._setup)
+    assert "flush=True" in text, "verl no longer does: remove let_separate_trainer_log"
+    with pytest.raises(TypeError):
+        logging.getLogger("plain").warning("words", flush=True)
+    let_separate_trainer_log()
+    let_separate_trainer_log()  # twice is once
+    trainer_separate_async.logger.info("words", flush=True)

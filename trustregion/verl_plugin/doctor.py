@@ -16,7 +16,10 @@ NEEDED = {
     "vllm": "run scripts/install.sh cpu (or cuda): verl looks for a distribution of this name",
     "hydra-core": "pip install 'trustregion[verl]'",
 }
-OPTIONAL = {"flash-attn": "GPU only", "liger-kernel": "GPU only", "wandb": "logging", "matplotlib": "plots", "math-verify": "rewards"}
+OPTIONAL = {
+    "flash-attn": "for GPUs only", "liger-kernel": "for GPUs only", "wandb": "to log to Weights & Biases",
+    "matplotlib": "for plots", "math-verify": "for rewards of mathematics problems; the quickstart needs none",
+}  # fmt: skip
 
 
 class PluginMissing(RuntimeError):

@@ -2,8 +2,8 @@
 
 verl takes plain numbers from a registered loss and averages them over micro-batches, workers and mini-batches. Sums may
 be averaged, because a ratio of averaged sums is the ratio of the sums; maxima may not. So the loss reports sums and
-maxima under prefixed names, `reduce_exactly` (in the worker) says which is which, and `pop_summary` (in the trainer)
-turns what arrives into the metrics `trust/*`, exact over all tokens of the step.
+maxima under prefixed names, `reduce_exactly` (in the worker) says which is which, and the trainer turns what arrives into
+the metrics `trust/*`.
 """
 
 import torch
@@ -31,11 +31,19 @@ def reduce_exactly(metrics: dict[str, Metric]) -> None:
                 metrics[name].extend(metric.values)
 
 
-def pop_summary(metrics: dict[str, float]) -> dict[str, float]:
-    """Takes the statistics of a step, `actor/trust_*`, out of verl's reduced metrics; returns `trust/*`."""
+def pop_stats(metrics: dict[str, float]) -> LossStats:
+    """Takes the statistics of some updates, `actor/trust_*`, out of verl's reduced metrics.
+
+    Their sums have been averaged over the updates, as all sums are: quotients and maxima are exact, counts are not.
+    """
     carried = f"actor/{PREFIX}"
     names = [name for name in metrics if name.startswith(carried)]
-    stats = LossStats.unflatten({name.removeprefix(carried): metrics.pop(name) for name in names})
-    summary = stats.summarize()
-    del summary["trust/tokens"]  # averaged over the step's updates by now, as all sums are
+    return LossStats.unflatten({name.removeprefix(carried): metrics.pop(name) for name in names})
+
+
+def summarize(stats: list[LossStats]) -> dict[str, float]:
+    """The metrics `trust/*` of a step, exact over all its tokens, from one or more equally large parts of it."""
+    first, *others = stats
+    summary = first.merge(*others).summarize()
+    del summary["trust/tokens"]
     return summary

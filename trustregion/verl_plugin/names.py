@@ -6,4 +6,5 @@ LOSS_CONFIG = "trustregion.verl_plugin.config.TrustRegionLossConfig"  # actor_ro
 # trainer.v1.trainer_mode
 SYNC = "trust_region_sync"
 COLOCATE_ASYNC = "trust_region_colocate_async"
+SEPARATE_ASYNC = "trust_region_separate_async"
 AGENT_LOOP = "seeded_single_turn"  # actor_rollout_ref.rollout.agent.default_agent_loop

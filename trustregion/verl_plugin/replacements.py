@@ -3,6 +3,8 @@
 tests/verl_plugin/test_replacements.py fails when one of them is no longer needed.
 """
 
+import logging
+
 
 def keep_vllm_linear_weights():
     """vLLM's CPU backend (0.28): keep a linear layer's weight after packing it.
@@ -22,3 +24,18 @@ def keep_vllm_linear_weights():
 
     dispatch_cpu_unquantized_gemm.keeps_weight = True
     utils.dispatch_cpu_unquantized_gemm = dispatch_cpu_unquantized_gemm
+
+
+def let_separate_trainer_log():
+    """verl 0.9.1: `PPOTrainerSeparateAsync._setup` passes print's `flush=True` to a logger, a TypeError that ends every run
+    with `hybrid_engine=False` at its start. Its module's logger drops the argument here."""
+    from verl.trainer.ppo.v1 import trainer_separate_async
+
+    if not isinstance(trainer_separate_async.logger, _WithoutFlush):
+        trainer_separate_async.logger = _WithoutFlush(trainer_separate_async.logger, {})
+
+
+class _WithoutFlush(logging.LoggerAdapter):
+    def process(self, msg, kwargs):
+        kwargs.pop("flush", None)
+        return msg, kwargs

@@ -1,6 +1,8 @@
 """Notices a dead rollout server. verl alone trains on what is left of the batch and then waits for the dead one for good."""
 
+import threading
 import time
+from concurrent.futures import Future, wait
 
 import ray
 
@@ -49,11 +51,17 @@ class RolloutHealth:
                 )
         self._checked = time.monotonic()
 
-    def wait(self, refs):
-        """`ray.get(refs)`, given up with RolloutServerDied when a server dies meanwhile."""
-        pending = list(refs)
-        while pending:
-            done, pending = ray.wait(pending, timeout=CHECK_SECONDS)
-            ray.get(done)
-            if pending:
-                self.check()
+    def guard(self, call):
+        """What `call()` returns or raises; given up with RolloutServerDied when a server dies meanwhile."""
+        outcome = Future()
+
+        def work():
+            try:
+                outcome.set_result(call())
+            except BaseException as error:
+                outcome.set_exception(error)
+
+        threading.Thread(target=work, daemon=True).start()  # a daemon, as nothing ends a call that waits for the dead
+        while not wait([outcome], timeout=CHECK_SECONDS).done:
+            self.check()
+        return outcome.result()

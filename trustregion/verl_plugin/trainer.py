@@ -1,4 +1,4 @@
-"""verl's colocated trainers with what a method needs of them: schedules, the anchor's statistics and exact metrics;
+"""verl's trainers with what a method needs of them: schedules, the anchor's statistics and exact metrics;
 prompts in a fixed order; and no waiting for a dead server."""
 
 import json
@@ -11,15 +11,16 @@ from omegaconf import open_dict
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
+from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
-from verl.utils.debug import marked_timer
 
 from trustregion.verl_plugin.advice import advice
 from trustregion.verl_plugin.config import method_of
 from trustregion.verl_plugin.full_vocabulary import CELL_IDS, CELLS, REQUEST
-from trustregion.verl_plugin.metrics import pop_summary
-from trustregion.verl_plugin.names import COLOCATE_ASYNC, SYNC
+from trustregion.verl_plugin.metrics import pop_stats, summarize
+from trustregion.verl_plugin.names import COLOCATE_ASYNC, SEPARATE_ASYNC, SYNC
+from trustregion.verl_plugin.replacements import let_separate_trainer_log
 from trustregion.verl_plugin.replay_buffer import OrderedReplayBuffer
 from trustregion.verl_plugin.rollout_cells import anchor_cells
 from trustregion.verl_plugin.rollout_health import RolloutHealth
@@ -29,7 +30,7 @@ from trustregion.verl_plugin.worker import TrustRegionTrainingWorker, TrustRegio
 
 
 class TrustRegionTrainer:
-    """Mixin in front of one of verl's trainers whose workers are colocated with the rollout servers."""
+    """Mixin in front of one of verl's trainers."""
 
     verls_mode: str  # verl's own name of that trainer, which it compares with in several places
 
@@ -68,16 +69,13 @@ class TrustRegionTrainer:
 
     # ---- dead servers are noticed ------------------------------------------------------------------------------------
     def on_init_end(self):
-        self.health = RolloutHealth(self.llm_server_manager.get_replicas())
-        self._sync_weights()
+        self.health = RolloutHealth(
+            replica for manager in self._rollout_server_managers() for replica in manager.get_replicas()
+        )
+        self.health.guard(super().on_init_end)  # these two give the servers their weights, and wait without end
 
     def on_step_end(self):
-        with marked_timer("update_weights", self.timing_raw, color="red"):
-            self._sync_weights()
-
-    def _sync_weights(self):
-        # What verl's checkpoint manager does for colocated workers, but without its unbounded wait.
-        self.health.wait(self.actor_rollout_wg.update_weights(global_steps=self.global_steps, mode="naive"))
+        self.health.guard(super().on_step_end)
 
     # ---- the anchor's pass and the update ----------------------------------------------------------------------------
     def _compute_old_log_prob(self, batch, metrics):
@@ -108,7 +106,13 @@ class TrustRegionTrainer:
         }
         batch.extra_info[REQUEST] = json.dumps(request)
         batch = super()._update_actor(batch, metrics)
-        summary = pop_summary(metrics)
+        self._stats.append(pop_stats(metrics))
+        return batch
+
+    def step(self, metrics, timing_raw):
+        self._stats = []
+        batch = super().step(metrics, timing_raw)
+        summary = summarize(self._stats)
         metrics.update(summary | self.schedule.observe(summary))
         return batch
 
@@ -143,6 +147,13 @@ class TrustRegionColocateAsync(TrustRegionTrainer, PPOTrainerColocateAsync):
 
     verls_mode = "colocate_async"
 
-    def on_step_end(self):
-        super().on_step_end()
-        self.checkpoint_manager.resume_generation_replicas()
+
+@register_trainer(SEPARATE_ASYNC)
+class TrustRegionSeparateAsync(TrustRegionTrainer, PPOTrainerSeparateAsync):
+    """`trainer.v1.trainer_mode=trust_region_separate_async`: rollouts go on beside the updates, on devices of their own."""
+
+    verls_mode = "separate_async"
+
+    def _setup(self):
+        let_separate_trainer_log()
+        super()._setup()

@@ -1,9 +1,10 @@
 """verl's actor/rollout worker with two additions: our `WorkerLoss`, and gloo alone where there is only a CPU."""
 
+from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils.device import get_device_name
 from verl.utils.distributed import initialize_global_process_group_ray
-from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+from verl.workers.engine_workers import TrainingWorker
 
 from trustregion.verl_plugin.worker_loss import WorkerLoss
 
@@ -19,7 +20,9 @@ class TrustRegionTrainingWorker(TrainingWorker):
         super().__init__(config)
 
 
-class TrustRegionWorker(ActorRolloutRefWorker):
+class TrustRegionWorker(DetachActorWorker):
+    """verl's worker, in the variant that can also put weights aside, as its separate trainer has it do."""
+
     actor_worker_cls = TrustRegionTrainingWorker
     ref_worker_cls = TrustRegionTrainingWorker
 
