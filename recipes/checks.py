@@ -228,9 +228,14 @@ def _batch_problems(config: DictConfig) -> Iterator[str]:
 
     if trainer.n_gpus_per_node != config.cluster.workers:
         yield f"trainer.n_gpus_per_node = {trainer.n_gpus_per_node}: contradicts cluster.workers = {config.cluster.workers}, which sets it. Remove the override, or change cluster.workers."
+    if trainer.nnodes > 1 and config.ray_kwargs.ray_init.get("address") == "local":
+        yield f"trainer.nnodes = {trainer.nnodes}: a Ray cluster of this machine alone has one node (ray_kwargs.ray_init.address = 'local'). Set cluster.nodes={trainer.nnodes} on GPUs, or the address of a cluster that is up."
     workers = trainer.nnodes * trainer.n_gpus_per_node
     if workers % rollout.tensor_model_parallel_size:
         yield f"actor_rollout_ref.rollout.tensor_model_parallel_size = {rollout.tensor_model_parallel_size}: must divide the number of workers, {workers}"
+    tokens, longest = actor.ppo_max_token_len_per_gpu, config.data.max_prompt_length + config.data.max_response_length
+    if actor.use_dynamic_bsz and (not _is_count(tokens) or tokens * actor.ulysses_sequence_parallel_size < longest):
+        yield f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu = {tokens!r}: must hold one sequence, data.max_prompt_length + data.max_response_length = {longest} tokens"
     if prompts % mini:
         yield f"data.train_batch_size = {prompts}: must be a multiple of actor_rollout_ref.actor.ppo_mini_batch_size = {mini} (prompts an update)"
     sequences = mini * rollout.n

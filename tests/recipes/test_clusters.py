@@ -7,7 +7,7 @@ from recipes.checks import check
 from recipes.train import choices_of
 from trustregion.presets import configs_folder
 
-CLUSTERS = {"cpu": (1, 1), "gpu": (1, 1), "1x1": (1, 1), "1x8": (1, 8), "2x8": (2, 8), "4x8": (4, 8), "8x8": (8, 8)}
+CLUSTERS = {"cpu": (1, 1), "cpu_separate": (1, 1), "gpu": (1, 1), "1x1": (1, 1), "1x8": (1, 8), "2x8": (2, 8), "4x8": (4, 8), "8x8": (8, 8)}
 
 
 def test_all_clusters_are_here():

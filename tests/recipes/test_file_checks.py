@@ -104,6 +104,12 @@ def test_reward_functions_and_models_are_looked_for(files, tmp_path):
     check_files(files("reward=model", f"reward.reward_model.model_path={tmp_path / 'model'}"))
 
 
+def test_a_reward_that_needs_a_package_that_is_not_there(files, monkeypatch):
+    monkeypatch.setattr("recipes.file_checks.NEEDED", {"math": "no_such_package"})
+    assert "reward.custom_reward_function.name=math: no_such_package is not installed" in complaint(files("reward=math"))
+    check_files(files("reward=gsm8k"))
+
+
 def test_the_named_tokens_leave_a_rest(files):
     check_files(files("method=dppo_topk_tv"))
     assert "method.K = 261: model.path=" in complaint(files("method=dppo_topk_tv", "method.K=261"))
