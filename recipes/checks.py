@@ -43,6 +43,7 @@ def check(config: DictConfig):
 def _problems(config: DictConfig) -> Iterator[str]:
     yield from _run_problems(config)
     yield from _file_problems(config)
+    yield from _reward_problems(config)
     yield from _method_problems(config)
     yield from _trainer_problems(config)
     yield from _rollout_problems(config)
@@ -53,6 +54,8 @@ def _problems(config: DictConfig) -> Iterator[str]:
 def _run_problems(config: DictConfig) -> Iterator[str]:
     if not isinstance(config.seed, int) or isinstance(config.seed, bool) or not 0 <= config.seed < 2**31:
         yield f"seed = {config.seed!r}: must be a whole number >= 0 and < 2^31"
+    if not isinstance(config.dry_run, bool):
+        yield f"dry_run = {config.dry_run!r}: must be true or false"
     for key in ("name", "runs", "run_dir", "assets"):
         if not _is_text(config[key]):
             yield f"{key} = {config[key]!r}: must be text (quote what looks like a number: {key}='\"...\"')"
@@ -68,6 +71,16 @@ def _file_problems(config: DictConfig) -> Iterator[str]:
         files = config.data[key]
         if not (_is_text(files) or (isinstance(files, ListConfig) and files and all(map(_is_text, files)))):
             yield f"data.{key} = {files!r}: must be a parquet file or a list of them. Give one (data.{key}=...), or choose one of the data=... presets."
+
+
+def _reward_problems(config: DictConfig) -> Iterator[str]:
+    function, model = config.reward.custom_reward_function, config.reward.reward_model
+    if function.path == "":
+        yield "reward.custom_reward_function.path = '': must be the Python file of your reward function. Give one, or choose another reward=..."
+    if model.enable and not _is_text(model.model_path):
+        yield f"reward.reward_model.model_path = {model.model_path!r}: must be the folder of a reward model. Give one, or choose another reward=..."
+    if model.enable and not model.enable_resource_pool and config.algorithm.filter_groups.enable:
+        yield "algorithm.filter_groups.enable = True: groups are filtered before a reward model on the same GPUs has scored them. Set it to false, or give the model GPUs of its own (reward.reward_model.enable_resource_pool=true)."
 
 
 def _method_problems(config: DictConfig) -> Iterator[str]:
@@ -170,7 +183,7 @@ def _device_problems(config: DictConfig) -> Iterator[str]:
     workers = config.cluster.workers
     if config.cluster.device not in ("cpu", "cuda"):
         yield f"cluster.device = {config.cluster.device!r}: must be 'cpu' or 'cuda'"
-    if config.cluster.device == "cuda":
+    if config.cluster.device == "cuda" and not config.dry_run:
         # Only this machine can be looked at from here; the others of a cluster report when their workers start.
         found = torch.cuda.device_count()
         if found < workers:
@@ -215,9 +228,14 @@ def _batch_problems(config: DictConfig) -> Iterator[str]:
 
     if trainer.n_gpus_per_node != config.cluster.workers:
         yield f"trainer.n_gpus_per_node = {trainer.n_gpus_per_node}: contradicts cluster.workers = {config.cluster.workers}, which sets it. Remove the override, or change cluster.workers."
+    if trainer.nnodes > 1 and config.ray_kwargs.ray_init.get("address") == "local":
+        yield f"trainer.nnodes = {trainer.nnodes}: a Ray cluster of this machine alone has one node (ray_kwargs.ray_init.address = 'local'). Set cluster.nodes={trainer.nnodes} on GPUs, or the address of a cluster that is up."
     workers = trainer.nnodes * trainer.n_gpus_per_node
     if workers % rollout.tensor_model_parallel_size:
         yield f"actor_rollout_ref.rollout.tensor_model_parallel_size = {rollout.tensor_model_parallel_size}: must divide the number of workers, {workers}"
+    tokens, longest = actor.ppo_max_token_len_per_gpu, config.data.max_prompt_length + config.data.max_response_length
+    if actor.use_dynamic_bsz and (not _is_count(tokens) or tokens * actor.ulysses_sequence_parallel_size < longest):
+        yield f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu = {tokens!r}: must hold one sequence, data.max_prompt_length + data.max_response_length = {longest} tokens"
     if prompts % mini:
         yield f"data.train_batch_size = {prompts}: must be a multiple of actor_rollout_ref.actor.ppo_mini_batch_size = {mini} (prompts an update)"
     sequences = mini * rollout.n

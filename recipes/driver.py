@@ -21,18 +21,30 @@ def main(run_dir: Path):
         raise
 
 
+def validate(config):
+    """Raises what verl raises of a configuration (resolved) that it refuses, or PluginMissing."""
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import omega_conf_to_dataclass, validate_config
+
+    from trustregion.verl_plugin.doctor import require_plugin
+
+    require_plugin()
+    validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+    # What verl itself builds later, in its workers: unknown keys are found here.
+    omega_conf_to_dataclass(config.algorithm)
+    omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
+    if config.reward.reward_model.enable:
+        omega_conf_to_dataclass(config.reward.reward_model)
+
+
 def train(config):
     """Runs verl's trainer as `config` (resolved) says; returns when the last step is done."""
     import ray
     from verl.trainer.main_ppo import run_ppo
-    from verl.trainer.ppo.utils import need_critic, need_reference_policy
-    from verl.utils.config import validate_config
 
-    from trustregion.verl_plugin.doctor import require_plugin
     from trustregion.verl_plugin.task_runner import TrustRegionTaskRunner
 
-    require_plugin()
-    validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+    validate(config)
     run_ppo(config, task_runner_class=ray.remote(num_cpus=1)(TrustRegionTaskRunner))
 
 

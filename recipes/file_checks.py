@@ -1,5 +1,6 @@
 """What can be known to be wrong from the files that a configuration names, before Ray starts."""
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from recipes.data_check import check_prompts
 from recipes.errors import UserError
 from recipes.model_check import check_chat, check_model_folder, longest_sequence
 
+NEEDED = {"math": "math_verify", "reasoning_gym": "reasoning_gym"}  # by the rewards in recipes/rewards.py
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")  # "Qwen/Qwen2.5-7B": looked up by the workers, unless the hub is off
 
 
@@ -17,6 +19,7 @@ def check_files(config: DictConfig):
     if _is_here(config.actor_rollout_ref.model.path, config):
         _check_model(config)
     _check_data(config)
+    _check_reward(config)
 
 
 def _is_here(path: str, config: DictConfig) -> bool:
@@ -67,3 +70,16 @@ def _check_data(config: DictConfig):
             f"data.train_batch_size = {data.train_batch_size}: data.train_files = {data.train_files} gives {used} prompts{limit}, "
             "less than one batch. Lower data.train_batch_size, or give more prompts."
         )
+
+
+def _check_reward(config: DictConfig):
+    key, (path, name) = "reward.custom_reward_function.path", map(config.reward.custom_reward_function.get, ("path", "name"))
+    if path == "pkg://recipes.rewards" and name in NEEDED and importlib.util.find_spec(NEEDED[name]) is None:
+        raise UserError(
+            f"reward.custom_reward_function.name={name}: {NEEDED[name]} is not installed. Install it (pip install --no-deps "
+            f"{NEEDED[name].replace('_', '-')}, on each node), or choose another reward=..."
+        )
+    if path and not path.startswith("pkg://") and not Path(path.removeprefix("file://")).is_file():
+        raise UserError(f"{key}={path}: no such file (looked for {Path(path).absolute()}). Correct the path, or choose another reward=...")
+    if config.reward.reward_model.enable and _is_here(config.reward.reward_model.model_path, config):
+        check_model_folder(config.reward.reward_model.model_path, "reward.reward_model.model_path")

@@ -23,6 +23,7 @@ from recipes.file_checks import check_files
 from recipes.processes import ProcessTree, private_temporary_files
 from recipes.progress import StepLines
 from recipes.report import write_report
+from recipes.wandb_mode import wandb_mode
 from trustregion.verl_plugin.advice import advice
 
 POLL_SECONDS = 0.5
@@ -131,8 +132,9 @@ def lock_machine(config: DictConfig) -> IO:
 
 def make_run_dir(config: DictConfig) -> Path:
     run_dir = Path(config.run_dir).resolve()
+    resumes = config.trainer.resume_mode == "auto"
     try:
-        run_dir.mkdir(parents=True)
+        run_dir.mkdir(parents=True, exist_ok=resumes)
     except FileExistsError:
         raise UserError(
             f"name = {config.name!r}: {run_dir} exists and a run never writes over another. "
@@ -140,9 +142,19 @@ def make_run_dir(config: DictConfig) -> Path:
         ) from None
     except OSError as error:
         raise UserError(f"runs = {config.runs!r}: cannot make {run_dir} ({error.strerror}). Choose a writable runs=...") from error
+    if resumes:
+        _put_aside(run_dir)
     with open_dict(config):
         config.run_dir = str(run_dir)
     return run_dir
+
+
+def _put_aside(run_dir: Path):
+    """Keeps the metrics of the run that is gone on with, whose file verl's logger would empty, and forgets its error."""
+    metrics = run_dir / "metrics.jsonl"
+    if metrics.exists():
+        metrics.rename(run_dir / f"metrics.{len(list(run_dir.glob('metrics.*.jsonl'))) + 1}.jsonl")
+    (run_dir / "error.txt").unlink(missing_ok=True)
 
 
 def set_environment(config: DictConfig, run_dir: Path) -> dict[str, str]:
@@ -150,6 +162,8 @@ def set_environment(config: DictConfig, run_dir: Path) -> dict[str, str]:
     needed = {key: str(value) for key, value in config.cluster.env.items()}
     needed["VERL_FILE_LOGGER_PATH"] = str(run_dir / "metrics.jsonl")
     needed["WANDB_DIR"] = str(run_dir)
+    if "wandb" in config.trainer.logger:
+        needed["WANDB_MODE"] = wandb_mode()
     with open_dict(config):
         config.ray_kwargs.ray_init.runtime_env.env_vars = needed
     return {**os.environ, **needed}
@@ -184,6 +198,8 @@ def failure(run_dir: Path, code: int) -> str:
 def how_to_go_on(config: DictConfig, command: list[str], steps: int) -> str:
     """What is kept and the command that goes on from the last whole checkpoint, or starts again where there is none."""
     kept = f"The {steps} finished steps are in {config.run_dir}/metrics.jsonl. " if steps else ""
+    if config.trainer.resume_mode == "auto":
+        return f"{kept}To go on from the newest checkpoint, if there is one:\n  {shlex.join(command)}"
     again = [part for part in command if not part.startswith("name=")]
     folder = Path(config.trainer.default_local_dir).absolute()
     try:  # verl writes it when a checkpoint is complete

@@ -2,9 +2,10 @@
 
     python -m recipes.train method=band_kl method.delta=0.03 cluster=cpu model=tiny
 
-`method`, `model`, `data` and `cluster` name files under configs/; any key of verl's own configuration can be set beside
-them (`data.train_batch_size=32 trainer.save_freq=10`). This process composes and checks the configuration, prepares
-models and data, starts the driver that runs verl's trainer, shows its progress and cleans up after it.
+`method`, `model`, `data`, `reward` and `cluster` name files under configs/, `experiment` a paper's choice of all of them;
+any key of verl's own configuration can be set beside them (`data.train_batch_size=32 trainer.save_freq=10`). This process
+composes and checks the configuration, prepares models and data, starts the driver that runs verl's trainer, shows its
+progress and cleans up after it. With --dry-run it only checks, and prints the configuration.
 """
 
 import importlib.util
@@ -18,13 +19,14 @@ from hydra.errors import OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 
 from recipes.checks import check
+from recipes.dry_run import dry_run
 from recipes.errors import UserError
 from recipes.launcher import launch
 from trustregion.config import unknown_name
 from trustregion.presets import configs_folder
 
 CONFIGS = configs_folder()
-GROUPS = ("method", "model", "data", "cluster")
+GROUPS = ("method", "model", "data", "reward", "cluster", "experiment")
 
 
 def register_resolvers():
@@ -37,6 +39,7 @@ def register_resolvers():
     OmegaConf.register_new_resolver("verl_config_dir", lambda: str(verl_configs), replace=True)
     OmegaConf.register_new_resolver("configs_dir", lambda: str(CONFIGS), replace=True)
     OmegaConf.register_new_resolver("equal", lambda a, b: a == b, replace=True)
+    OmegaConf.register_new_resolver("choose", lambda condition, a, b: a if condition else b, replace=True)
     OmegaConf.register_new_resolver("at_least", lambda a, b: max(a, b or 0), replace=True)
     OmegaConf.register_new_resolver("add", lambda *terms: sum(terms), replace=True)
     OmegaConf.register_new_resolver("mul", lambda a, b: a * b, replace=True)
@@ -53,13 +56,19 @@ def check_choices(arguments: list[str]):
         except OverrideParseException:
             continue  # an option such as --cfg, or a mistake that Hydra explains itself
         group = override.key_or_group
-        if group not in GROUPS or override.is_sweep_override():
+        if group not in GROUPS or override.is_sweep_override() or argument == "experiment=null":
             continue
-        choices = sorted(file.stem for file in (CONFIGS / group).glob("*.yaml"))
+        choices = choices_of(group)
         if not isinstance(override.value(), str):
             raise UserError(f"{argument}: {group} must be one of {', '.join(choices)}")
         if override.value() and override.value() not in choices:
             raise UserError(unknown_name(f"{argument}: no such {group}", override.value(), choices))
+
+
+def choices_of(group: str) -> list[str]:
+    """What a group can be set to. Files whose names start with an underscore are parts of others."""
+    files = (CONFIGS / group).rglob("*.yaml")
+    return sorted(str(file.relative_to(CONFIGS / group))[: -len(".yaml")] for file in files if not file.name.startswith("_"))
 
 
 def compose(overrides: list[str]) -> DictConfig:
@@ -81,7 +90,7 @@ def _main(config: DictConfig):
         hydra_config = HydraConfig.get()
         command = ["python", "-m", "recipes.train", *hydra_config.overrides.task]
         check(config)
-        launch(config, command)
+        (dry_run if config.dry_run else launch)(config, command)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -91,6 +100,7 @@ def _main(config: DictConfig):
 
 
 def main():
+    sys.argv = ["dry_run=true" if argument == "--dry-run" else argument for argument in sys.argv]
     try:
         register_resolvers()
         check_choices(sys.argv[1:])

@@ -31,11 +31,11 @@ def test_the_shared_compositions_are_what_hydra_composes(configure):
     assert shared.chosen == {"method": "band_kl", "model": "smollm2_135m"}
 
 
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("group", [group for group in GROUPS if group != "experiment"])
 @pytest.mark.parametrize("override", ["{}=null", "~{}", "{}=[]", "{}=[a,b]", "{}=3"])
 def test_each_group_has_one_choice(group, override):
     argument = override.format(group)
-    known = {"method": "band_kl", "model": "tiny", "data": "arithmetic", "cluster": "cpu"}[group]
+    known = {"method": "band_kl", "model": "tiny", "data": "arithmetic", "reward": "by_source", "cluster": "cpu"}[group]
     with pytest.raises(UserError, match=rf"^{re.escape(argument)}: {group} must be one of .*\b{known}\b"):
         check_choices(["seed=1", argument])
 
@@ -43,10 +43,19 @@ def test_each_group_has_one_choice(group, override):
 def test_a_choice_that_does_not_exist_is_answered_with_the_nearest_that_does():
     with pytest.raises(UserError, match=r"^method=band_lk: no such method. Did you mean 'band_kl'\? Allowed: band_alpha, "):
         check_choices(["method=band_lk"])
+    with pytest.raises(UserError, match=r"no such experiment. Did you mean 'bandpo/band_kl'\? Allowed: bandpo/band_chi2, "):
+        check_choices(["experiment=bandpo/band_lk"])
+
+
+def test_parts_of_choices_are_none():
+    with pytest.raises(UserError, match="no such cluster"):
+        check_choices(["cluster=_cuda"])
+    with pytest.raises(UserError, match="no such experiment"):
+        check_choices(["experiment=bandpo/_base"])
 
 
 def test_what_is_no_choice_of_a_group_is_left_to_hydra():
-    check_choices(["--cfg", "job", "-m", "method=grpo,band_kl", "method.delta=null", "data=", "seed=[1,", "data.train_files=[a,b]"])
+    check_choices(["experiment=null", "--cfg", "job", "-m", "method=grpo,band_kl", "method.delta=null", "data=", "seed=[1,", "data.train_files=[a,b]"])
 
 
 @pytest.mark.parametrize("method", preset_names())
@@ -82,6 +91,7 @@ WRONG = {
     "run": {
         "seed=abc": "seed = 'abc'",
         "name=../escape": "so no path",
+        "dry_run=maybe": "dry_run = 'maybe': must be true or false",
         "runs=null": "runs = None",
         "assets=7": "assets = 7",
         "model.path=[a]": "model.path = ['a']: must be the folder of a model",
@@ -160,6 +170,12 @@ def test_all_wrong_values_are_named_at_once(problems_of, group):
         ("method=erc_dapo method.anchor=rollout", "anchor = 'rollout': an entropy band needs the anchor's entropy"),
         ("method=dppo_topk_kl algorithm.rollout_correction.rollout_is=token", "would count the difference twice"),
         ("method=dppo_binary_tv algorithm.rollout_correction.rollout_rs=token_k1", "rollout_rs = 'token_k1': verl rejects no"),
+        ("trainer.nnodes=2", "trainer.nnodes = 2: a Ray cluster of this machine alone has one node"),
+        ("actor_rollout_ref.actor.ppo_max_token_len_per_gpu=31", "ppo_max_token_len_per_gpu = 31: must hold one sequence"),
+        ("actor_rollout_ref.actor.ppo_max_token_len_per_gpu=null", "ppo_max_token_len_per_gpu = None: must hold one sequence"),
+        ("reward=function", "reward.custom_reward_function.path = '': must be the Python file"),
+        ("reward=model", "reward.reward_model.model_path = None: must be the folder"),
+        ("reward=model reward.reward_model.model_path=rm algorithm.filter_groups.enable=true", "filter_groups.enable = True: groups are"),
     ],
 )
 def test_wrong_values_are_named(problems_of, override, expected):
@@ -187,3 +203,7 @@ def test_a_gpu_that_is_not_there(problems_of):
     if torch.cuda.is_available():
         pytest.skip("there is one")
     assert "sees no CUDA device" in problems_of("cluster=gpu")
+
+
+def test_a_dry_run_does_not_look_for_gpus(configure):
+    check(configure("name=x", "cluster=gpu", "dry_run=true"))

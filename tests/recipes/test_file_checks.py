@@ -95,6 +95,21 @@ def test_names_on_a_hub_are_left_to_the_workers_unless_the_hub_is_off(files):
     check_files(files("model.path=Qwen/Qwen3-8B", "cluster.env.HF_HUB_OFFLINE=0"))
 
 
+def test_reward_functions_and_models_are_looked_for(files, tmp_path):
+    function = f"reward.custom_reward_function.path={tmp_path / 'mine.py'}"
+    assert f"{function}: no such file" in complaint(files("reward=function", function))
+    (tmp_path / "mine.py").write_text("def compute_score(**_): return 0.0\n")
+    check_files(files("reward=function", function))
+    assert "reward.reward_model.model_path=none: no such folder" in complaint(files("reward=model", "reward.reward_model.model_path=none"))
+    check_files(files("reward=model", f"reward.reward_model.model_path={tmp_path / 'model'}"))
+
+
+def test_a_reward_that_needs_a_package_that_is_not_there(files, monkeypatch):
+    monkeypatch.setattr("recipes.file_checks.NEEDED", {"math": "no_such_package"})
+    assert "reward.custom_reward_function.name=math: no_such_package is not installed" in complaint(files("reward=math"))
+    check_files(files("reward=gsm8k"))
+
+
 def test_the_named_tokens_leave_a_rest(files):
     check_files(files("method=dppo_topk_tv"))
     assert "method.K = 261: model.path=" in complaint(files("method=dppo_topk_tv", "method.K=261"))

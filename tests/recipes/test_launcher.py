@@ -21,6 +21,15 @@ def test_a_run_never_writes_over_another(configure, tmp_path):
         make_run_dir(configure("name=x", f"runs={tmp_path}"))
 
 
+def test_a_run_that_resumes_goes_on_in_its_folder_and_keeps_the_metrics_there(configure, tmp_path):
+    for nth in (1, 2, 3):
+        folder = make_run_dir(configure("name=x", f"runs={tmp_path}", "trainer.resume_mode=auto"))
+        assert not (folder / "metrics.jsonl").exists() and not (folder / "error.txt").exists()
+        (folder / "metrics.jsonl").write_text(str(nth))
+        (folder / "error.txt").write_text("of the run before")
+    assert [(folder / f"metrics.{nth}.jsonl").read_text() for nth in (1, 2)] == ["1", "2"]
+
+
 def test_a_second_local_cluster_is_refused(configure, tmp_path, monkeypatch):
     monkeypatch.setattr("recipes.launcher.LOCK", tmp_path / "lock")
     config = configure("name=x")
@@ -52,6 +61,12 @@ def test_how_to_go_on_names_the_newest_checkpoint(configure, tmp_path):
     (tmp_path / "x" / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("10")
     text = how_to_go_on(config, typed, 12)
     assert "checkpoint of step 10" in text and "/global_step_10" in text and "name=x" not in text
+
+
+def test_a_run_that_resumes_by_itself_is_started_again_as_it_was(configure, tmp_path):
+    typed = ["python", "-m", "recipes.train", "name=x", "trainer.resume_mode=auto"]
+    text = how_to_go_on(configure("name=x", f"runs={tmp_path}", "trainer.resume_mode=auto"), typed, 3)
+    assert text.endswith("\n  python -m recipes.train name=x trainer.resume_mode=auto")
 
 
 @pytest.fixture
