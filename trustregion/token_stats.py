@@ -80,7 +80,7 @@ def token_stats(
 
     Raises:
         ValueError: an argument outside these ranges. Finding out takes one device sync; torch.compile leaves the
-            values of tensors unchecked, and rows with ids outside the vocabulary are nan.
+            values of tensors unchecked, and what ids outside the vocabulary name is nan.
     """
     shape = logits.shape[:-1]
     token_ids, temperature, cell_ids = _checked(logits, token_ids, temperature, topk, cell_ids)

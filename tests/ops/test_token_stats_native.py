@@ -33,7 +33,8 @@ def every_result(logits, tokens, temperature=1.0, weights=(1.0, 0.3, 0.7), **giv
     loss = weights[0] * stats.log_prob.sum() + weights[1] * stats.entropy.sum()
     if stats.cell_log_prob is not None:
         cells = stats.cell_log_prob.masked_fill(stats.cell_log_prob == -torch.inf, 0.0)
-        loss = loss + weights[2] * (cells * torch.randn(cells.shape, generator=generator)).sum()
+        drawn = torch.randn(cells.shape, generator=generator) / cells.shape[-1] ** 0.5
+        loss = loss + weights[2] * (cells * drawn).sum()
     (gradient,) = torch.autograd.grad(loss, leaf)
     return stats, gradient
 
@@ -82,7 +83,8 @@ def test_every_half_precision_number_is_read_and_written_as_torch_does(dtype):
         read = token_stats(every[:, None].clone(), torch.zeros(1 << 16, dtype=torch.long), cell_ids=None)
         assert read.log_prob.isnan().equal(~every.isfinite()) and (read.log_prob[every.isfinite()] == 0).all()
         # Two logits of 0: the gradient of the first one's ln p is half of what comes from above.
-        upstream = torch.cat([every.float() * factor for factor in (1.0, 1 + 2.0**-9, 1 + 2.0**-8, 1 + 2.0**-11, 1 + 2.0**-12)])
+        finite = every[every.isfinite()].float()
+        upstream = torch.cat([finite * factor for factor in (1.0, 1 + 2.0**-9, 1 + 2.0**-8, 1 + 2.0**-11, 1 + 2.0**-12)])
         logits = torch.zeros(len(upstream), 2, dtype=dtype, requires_grad=True)
         stats = token_stats(logits, torch.zeros(len(upstream), dtype=torch.long))
         (gradient,) = torch.autograd.grad(stats.log_prob, logits, upstream)
@@ -202,6 +204,7 @@ def test_torch_compile_takes_it_whole(cells):
         total = stats.log_prob.sum() + stats.entropy.mean()
         return total if stats.cell_log_prob is None else total + stats.cell_log_prob[..., -1].sum()
 
+    torch._dynamo.reset()
     compiled = torch.compile(loss, fullgraph=True)
     with ops.using("native"):
         for N in (3, 5):
@@ -212,12 +215,14 @@ def test_torch_compile_takes_it_whole(cells):
                 for ours, eager in zip(*results, strict=True):
                     torch.testing.assert_close(ours, eager)
 
-def test_ids_outside_the_vocabulary_make_a_row_nan_where_nobody_checks():
+def test_what_ids_outside_the_vocabulary_name_is_nan_where_nobody_checks():
     logits, tokens = random_logits(3, 40, dtype=torch.float32), torch.tensor([[40], [1], [2]])
     ids = torch.tensor([[0, 3], [0, 3], [-1, 3]])
-    log_prob, entropy, *_ = torch.ops.trustregion.token_stats(logits, tokens, None, ids, 0, False)
-    assert log_prob[[0, 2]].isnan().all() and entropy[[0, 2]].isnan().all()
-    assert log_prob[1].isfinite() and entropy[1].isfinite()
+    log_prob, entropy, _, cells, *rows = torch.ops.trustregion.token_stats(logits, tokens, None, ids, 0, False)
+    assert log_prob[0].isnan() and log_prob[1:].isfinite().all() and entropy.isfinite().all()
+    assert cells[2, 0].isnan() and cells[:2, 0].isfinite().all() and cells[:, 1].isfinite().all()
+    given = log_prob, entropy, cells.nan_to_num(), tokens, None, ids.int(), cells, entropy, *rows
+    assert torch.ops.trustregion.token_stats_backward(logits, *given)[1].isfinite().all()
     with pytest.raises(ValueError, match="topk=40"):
         torch.ops.trustregion.token_stats(logits, tokens, None, None, 40, False)
 

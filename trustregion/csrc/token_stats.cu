@@ -115,7 +115,7 @@ __device__ Sums<C> merged_in_warp(Sums<C> sums, C temperature) {
   return sums;
 }
 
-// What blocks found: of each segment its sums and its top-K list.
+// What blocks found: of each segment the sums over its tokens, with cells without those named or sampled, and its top-K.
 template <class C>
 struct Found {
   Sums<C>* sums;  // [N, splits]
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kThreads) scan(Forward<X> args, int splits, Fo
   for (int word = threadIdx.x; word < (segment.chunks * size + 31) / 32; word += kThreads) apart[word] = 0;
   __syncthreads();
   const int64_t given = args.given_ids ? args.K : 0;
-  for (int64_t k = threadIdx.x; k <= given; k += kThreads) {
+  for (int64_t k = threadIdx.x; args.cells && k <= given; k += kThreads) {
     const int64_t id = k < given ? args.given_ids[row * given + k] : args.token_ids[row];
     const int bit = int(id - segment.first);
     if (id >= segment.begin && id < segment.end) atomicOr(&apart[bit / 32], 1u << bit % 32);
@@ -208,6 +208,19 @@ __global__ void __launch_bounds__(kThreads) scan(Forward<X> args, int splits, Fo
   found.sums[blockIdx.x] = sums;
 }
 
+// The named tokens and the sampled one, each once.
+template <class X, class C>
+__device__ void add_apart(Sums<C>& all, const Forward<X>& args, int64_t row, C temperature) {
+  const X* x = args.logits + args.layout.offset(row);
+  int64_t token = args.token_ids[row];
+  for (int64_t k = -1; k < args.K; ++k) {
+    const int64_t id = k < 0 ? token : args.topk ? args.cell_ids[row * args.K + k] : args.given_ids[row * args.K + k];
+    if (id < 0 || id >= args.V || (k >= 0 && id == token)) continue;
+    const C value = logit(x, args.layout, args.V, id);
+    add(all, &value, 1, temperature);
+  }
+}
+
 template <class X, class C = Compute<X>>
 __global__ void __launch_bounds__(kThreads) finish(Forward<X> args, int splits, Found<C> found) {
   const int64_t row = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32;
@@ -235,7 +248,10 @@ __global__ void __launch_bounds__(kThreads) finish(Forward<X> args, int splits, 
   }
   rest = merged_in_warp(rest, temperature);
   __syncwarp();
-  if (lane == 0) finish_forward(args, row, rest);
+  if (lane > 0) return;
+  Sums<C> all = rest;
+  if (args.cells) add_apart(all, args, row, temperature);
+  finish_forward(args, row, all, rest);
 }
 
 template <class X, class C = Compute<X>>

@@ -8,7 +8,8 @@
 namespace trustregion {
 namespace {
 
-constexpr int kBlock = 2048;
+constexpr int kBlock = 512;
+constexpr int kPiece = 32;  // of a block, in the search for the largest
 
 template <class X>
 void load(Compute<X>* block, const X* x, int64_t step, int n) {
@@ -30,96 +31,96 @@ void store(X* x, int64_t step, const Compute<X>* block, int n) {
   }
 }
 
-// The K largest logits offered, on a heap whose top is the worst of them.
 template <class C>
-class Topk {
- public:
-  struct Entry {
-    C value;
-    int64_t id;
-  };
-
-  void start(int64_t K) {
-    K_ = K;
-    heap_.clear();
-  }
-
-  // Takes those of a block's logits that belong here, and leaves what they displace in their place, -inf for nothing.
-  void take(C* block, int n, int64_t first_id, int64_t not_this) {
-    int i = 0;
-    for (; i < n && int64_t(heap_.size()) < K_; ++i) {
-      if (first_id + i == not_this) continue;
-      heap_.push_back({block[i] == block[i] ? block[i] : kInfinity<C>, first_id + i});  // nan has no order
-      std::push_heap(heap_.begin(), heap_.end(), before);
-      block[i] = -kInfinity<C>;
-    }
-    if (i == n) return;
-    C largest = -kInfinity<C>;
-    SIMD(reduction(max : largest))
-    for (int j = 0; j < n; ++j) largest = block[j] > largest ? block[j] : largest;
-    if (largest < heap_.front().value) return;
-    for (; i < n; ++i)
-      if (block[i] >= heap_.front().value) block[i] = exchange(block[i], first_id + i);
-  }
-
-  // The value that does not belong here after all: the one offered, or what it displaces.
-  C exchange(C value, int64_t id) {
-    if (!better(value, id, heap_.front().value, heap_.front().id)) return value;
-    const C displaced = heap_.front().value;
-    std::pop_heap(heap_.begin(), heap_.end(), before);
-    heap_.back() = {value, id};
-    std::push_heap(heap_.begin(), heap_.end(), before);
-    return displaced;
-  }
-
-  bool has(int64_t id) const {
-    return std::any_of(heap_.begin(), heap_.end(), [&](const Entry& entry) { return entry.id == id; });
-  }
-
-  // In falling order; ends the heap.
-  void write(int32_t* ids) {
-    std::sort_heap(heap_.begin(), heap_.end(), before);
-    for (const Entry& entry : heap_) *ids++ = int32_t(entry.id);
-  }
-
- private:
-  static bool before(const Entry& a, const Entry& b) { return better(a.value, a.id, b.value, b.id); }
-  int64_t K_ = 0;
-  std::vector<Entry> heap_;
+struct Entry {
+  C value;
+  int64_t id;
 };
+
+// The ids of the K largest logits, in falling order. At least K logits are no smaller than the K-th largest of the blocks'
+// largest ones: only in the blocks that reach it, K unless there are ties, can a larger logit be.
+template <class X, class C>
+void find_topk(const Forward<X>& args, int64_t row, const X* x, const std::vector<Sums<C>>& parts,
+               std::vector<Entry<C>>& found) {
+  const int64_t K = args.K, step = args.layout.step;
+  C least = -kInfinity<C>;
+  if (int64_t(parts.size()) > K) {
+    found.clear();
+    for (const Sums<C>& part : parts) found.push_back({part.largest, 0});
+    const auto larger = [](const Entry<C>& a, const Entry<C>& b) { return a.value > b.value; };
+    std::nth_element(found.begin(), found.begin() + K - 1, found.end(), larger);
+    least = found[K - 1].value;
+  }
+
+  alignas(64) C block[kBlock];
+  found.clear();
+  for (size_t b = 0; b < parts.size(); ++b) {
+    if (parts[b].largest < least) continue;
+    const int64_t start = int64_t(b) * kBlock;
+    const int n = int(std::min<int64_t>(kBlock, args.V - start));
+    load(block, x + start * step, step, n);
+    for (int first = 0; first < n; first += kPiece) {
+      const int end = std::min(n, first + kPiece);
+      if (largest_of(block + first, end - first) < least) continue;
+      for (int i = first; i < end; ++i)  // nan is in no order
+        if (!(block[i] < least)) found.push_back({block[i] == block[i] ? block[i] : kInfinity<C>, start + i});
+    }
+  }
+  const auto before = [](const Entry<C>& a, const Entry<C>& b) { return better(a.value, a.id, b.value, b.id); };
+  std::nth_element(found.begin(), found.begin() + K - 1, found.end(), before);
+  std::sort(found.begin(), found.begin() + K, before);
+  for (int64_t k = 0; k < K; ++k) args.cell_ids[row * K + k] = int32_t(found[k].id);
+}
+
+// The sums of the tokens that are neither named nor sampled: those of the blocks without such tokens are there already.
+template <class X, class C>
+Sums<double> sums_of_rest(const Forward<X>& args, int64_t row, const X* x, C temperature, const std::vector<Sums<C>>& parts,
+                          std::vector<int64_t>& apart) {
+  alignas(64) C block[kBlock];
+  apart.assign(1, args.token_ids[row]);
+  for (int64_t k = 0; k < args.K; ++k)
+    apart.push_back(args.topk ? args.cell_ids[row * args.K + k] : args.given_ids[row * args.K + k]);
+  std::sort(apart.begin(), apart.end());
+  auto next = std::lower_bound(apart.begin(), apart.end(), 0);
+
+  Sums<double> rest;
+  for (size_t b = 0; b < parts.size(); ++b) {
+    Sums<C> part = parts[b];
+    const int64_t start = int64_t(b) * kBlock;
+    const int n = int(std::min<int64_t>(kBlock, args.V - start));
+    if (next != apart.end() && *next < start + n) {
+      load(block, x + start * args.layout.step, args.layout.step, n);
+      for (; next != apart.end() && *next < start + n; ++next) block[*next - start] = -kInfinity<C>;
+      part = Sums<C>();
+      add(part, block, n, temperature);
+    }
+    merge(rest, part, double(temperature));
+  }
+  return rest;
+}
 
 template <class X>
 void run_rows(const Forward<X>& args, int64_t begin, int64_t end) {
   using C = Compute<X>;
   alignas(64) C block[kBlock];
-  std::vector<int64_t> apart;  // the ids that are no part of the rest, in order
-  Topk<C> topk;
+  std::vector<Sums<C>> parts((args.V + kBlock - 1) / kBlock);
+  std::vector<int64_t> apart;
+  std::vector<Entry<C>> found;
   for (int64_t row = begin; row < end; ++row) {
     const X* x = args.logits + args.layout.offset(row);
     const C temperature = of_row(args.temperature, row, C(1));
-    const int64_t token = args.token_ids[row], step = args.layout.step;
-    apart.clear();
-    if (args.given_ids) apart.assign(args.given_ids + row * args.K, args.given_ids + (row + 1) * args.K);
-    apart.push_back(token);
-    std::sort(apart.begin(), apart.end());
-    topk.start(args.topk ? args.K : 0);
-
-    Sums<double> rest;
-    auto next = std::lower_bound(apart.begin(), apart.end(), 0);
-    for (int64_t start = 0; start < args.V; start += kBlock) {
+    Sums<double> all, rest;
+    for (size_t b = 0; b < parts.size(); ++b) {
+      const int64_t start = int64_t(b) * kBlock;
       const int n = int(std::min<int64_t>(kBlock, args.V - start));
-      load(block, x + start * step, step, n);
-      for (; next != apart.end() && *next < start + n; ++next) block[*next - start] = -kInfinity<C>;
-      if (args.topk) topk.take(block, n, start, token);
-      add(rest, block, n, temperature);
+      load(block, x + start * args.layout.step, args.layout.step, n);
+      parts[b] = Sums<C>();
+      add(parts[b], block, n, temperature);
+      merge(all, parts[b], double(temperature));
     }
-    if (args.topk) {
-      const C sampled = token < 0 ? -kInfinity<C> : logit(x, args.layout, args.V, token);
-      const C displaced = token < 0 ? sampled : topk.exchange(sampled, token);
-      if (topk.has(token)) add(rest, &displaced, 1, temperature);
-      topk.write(args.cell_ids + row * args.K);
-    }
-    finish_forward(args, row, rest);
+    if (args.topk) find_topk(args, row, x, parts, found);
+    if (args.cells) rest = sums_of_rest(args, row, x, temperature, parts, apart);
+    finish_forward(args, row, all, rest);
   }
 }
 

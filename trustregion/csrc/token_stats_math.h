@@ -1,8 +1,7 @@
 // The mathematics of token statistics, one for the CPU's and the GPU's kernels (../token_stats.py has the formulas).
 //
-// A row is read once, in blocks. What has been read of it is a `Sums`, and sums of parts of a row can be merged in any
-// order. The sampled token and the named ones are kept out of it: so it ends as the sums of the cell of the rest, with
-// a largest logit of its own, and the whole row's are these and one more logit for each token kept out.
+// A row is read once, in blocks. What has been read of it is a `Sums`; sums of parts of a row can be merged. Those of the
+// cell of the rest have a largest logit of their own: from the overall one, all of the rest can underflow.
 #pragma once
 
 #include <cmath>
@@ -76,12 +75,25 @@ HOST_DEVICE void raise(Sums<A>& sums, A largest, A temperature) {
   sums.largest = largest;
 }
 
+template <class C>
+HOST_DEVICE C largest_of(const C* x, int n) {
+  C largest = -kInfinity<C>;
+  SIMD(reduction(max : largest))
+  for (int i = 0; i < n; ++i) largest = x[i] > largest ? x[i] : largest;
+  return largest;
+}
+
 template <class A>
 HOST_DEVICE Sums<A> merged(Sums<A> a, Sums<A> b, A temperature) {
   const A largest = a.largest < b.largest ? b.largest : a.largest;
   raise(a, largest, temperature);
   raise(b, largest, temperature);
   return {largest, a.ties + b.ties, a.below + b.below, a.weighted + b.weighted};
+}
+
+template <class A, class C>
+HOST_DEVICE void merge(Sums<A>& all, const Sums<C>& part, A temperature) {
+  all = merged(all, Sums<A>{part.largest, part.ties, part.below, part.weighted}, temperature);
 }
 
 template <class A, class C, bool divide, bool ties>
@@ -108,9 +120,7 @@ HOST_DEVICE void add_measured(Sums<A>& sums, const C* x, int n, C temperature) {
 // or inf, makes all that comes of the sums nan.
 template <class A, class C>
 HOST_DEVICE void add(Sums<A>& sums, const C* x, int n, C temperature) {
-  C largest = -kInfinity<C>;
-  SIMD(reduction(max : largest))
-  for (int i = 0; i < n; ++i) largest = x[i] > largest ? x[i] : largest;
+  const C largest = largest_of(x, n);
   if (largest == -kInfinity<C>) {
     for (int i = 0; i < n; ++i)
       if (x[i] != x[i]) sums.below = x[i];
@@ -141,46 +151,36 @@ HOST_DEVICE A of_row(const A* values, int64_t row, A otherwise) {
   return values ? values[row] : otherwise;
 }
 
-// All results of a row from the sums over its tokens that are neither named nor sampled. With topk, cell_ids hold the
-// named tokens already.
+// All results of a row from the sums over its tokens and, with cells, over those neither named nor sampled. With topk,
+// cell_ids hold the named tokens already.
 template <class X, class A>
-HOST_DEVICE void finish_forward(const Forward<X>& args, int64_t row, const Sums<A>& rest) {
+HOST_DEVICE void finish_forward(const Forward<X>& args, int64_t row, const Sums<A>& all, const Sums<A>& rest) {
   using C = Compute<X>;
   const int64_t V = args.V, K = args.K, token = args.token_ids[row];
   const X* x = args.logits + args.layout.offset(row);
   const C temperature = of_row(args.temperature, row, C(1));
-  int32_t* ids = args.cells ? args.cell_ids + row * K : nullptr;
-
-  Sums<A> all = rest;
-  bool has_cell = token >= 0;
-  for (int64_t k = 0; k < K; ++k) {
-    const int64_t id = args.topk ? ids[k] : args.given_ids[row * K + k];
-    const C value = logit(x, args.layout, V, id);
-    add(all, &value, 1, temperature);
-    ids[k] = int32_t(id);
-    has_cell = has_cell && id != token;
-  }
-  const C sampled = logit(x, args.layout, V, token >= 0 ? token : 0);
-  if (has_cell) add(all, &sampled, 1, temperature);
-
   const bool finite = all.largest - all.largest == 0;
   const A largest = finite ? all.largest : kNan<A>;
   const A t = (all.ties - 1) + all.below;
   const A log_norm = finite ? std::log1p(t) : largest;
-  const A log_prob = (A(sampled) - largest) / temperature - log_norm;
+  const A log_prob = (A(logit(x, args.layout, V, token < 0 ? 0 : token)) - largest) / temperature - log_norm;
   args.largest[row] = C(largest);
   args.log_norm[row] = C(log_norm);
   args.entropy[row] = C(log_norm + all.weighted / (1 + t));
   args.log_prob[row] = token < 0 ? C(0) : C(log_prob);
   if (!args.cells) return;
 
+  int32_t* ids = args.cell_ids + row * K;
   C* cells = args.cell_log_prob + row * (K + 2);
   A named_mass = 0;
+  bool has_cell = token >= 0;
   for (int64_t k = 0; k < K; ++k) {
+    if (!args.topk) ids[k] = int32_t(args.given_ids[row * K + k]);
+    if (args.topk && log_norm != log_norm) ids[k] = int32_t(k);  // nan has no largest: any will do, if in range
     const A log_mass = (A(logit(x, args.layout, V, ids[k])) - largest) / temperature - log_norm;
     named_mass += exp_(log_mass);
     cells[k] = C(log_mass);
-    if (args.topk && log_norm != log_norm) ids[k] = int32_t(k);  // nan has no largest: any will do, if in range
+    has_cell = has_cell && ids[k] != token;
   }
   if (has_cell) named_mass += exp_(log_prob);
   cells[K] = has_cell ? C(log_prob) : -kInfinity<C>;

@@ -1,7 +1,7 @@
 """`trustregion::token_stats` and its gradient, in one read of the logits each; caller and checks are in token_stats.py.
 
-The mathematics is csrc/token_stats_math.h, for CPU and GPU. Of equal logits the lower id is in the top-K. Rows with an id
-outside the vocabulary are nan.
+The mathematics is csrc/token_stats_math.h, for CPU and GPU. Of equal logits the lower id is in the top-K. What an id outside
+the vocabulary names is nan.
 """
 
 import torch
