@@ -1,10 +1,17 @@
 """Packaging of trustregion: the library, the recipes and their configuration files.
 
 `pip install .` alone asks for torch only; everything heavier is an extra, so that the loss library can be used in any
-trainer. Build with `--no-build-isolation`, so that no second torch is downloaded for the build.
+trainer. Build with `--no-build-isolation`: the kernels are compiled against the torch that is there, or else skipped.
 """
 
+import runpy
+from pathlib import Path
+
 from setuptools import find_packages, setup
+
+ROOT = Path(__file__).resolve().parent
+# As a file: importing trustregion would need what it depends on.
+build = runpy.run_path(str(ROOT / "trustregion" / "ops" / "build.py"))
 
 EXTRAS = {
     "verl": ["verl==0.9.1", "TransferQueue==0.1.11", "ray[default]==2.60.0", "hydra-core==1.3.8", "wandb>=0.31", "rich>=13", "psutil>=6", "pandas>=2", "pyarrow>=15"],
@@ -29,7 +36,8 @@ setup(
     packages=[*find_packages(include=["trustregion", "trustregion.*", "recipes", "recipes.*"]), "trustregion.configs"],
     # The YAML files live at the top level of the repository and travel inside the package.
     package_dir={"trustregion.configs": "configs"},
-    package_data={"trustregion": ["py.typed"], "trustregion.configs": ["**/*.yaml"]},
+    package_data={"trustregion": ["py.typed", "csrc/*"], "trustregion.configs": ["**/*.yaml"]},
     # verl imports everything in this group in each of its processes.
     entry_points={"verl.plugins": ["trustregion = trustregion.verl_plugin.plugin"]},
+    **build["setup_arguments"](ROOT),
 )

@@ -81,14 +81,7 @@ def prepare(batch: TokenBatch, requires: Collection[str] = (), drop_invalid: boo
             infinite or above 1e-4, a live entropy is not a finite number >= 0, a live cell log-mass is nan or above
             1e-4, a live advantage or weight is not finite.
     """
-    names = ["log_prob", "log_prob_old", "advantages"]
-    names += ["weights"] if batch.weights is not None else []
-    for part, pair in (("entropy", ("entropy", "entropy_old")), ("cells", ("cell_log_prob", "cell_log_prob_old"))):
-        if part in requires:
-            _check_given(batch, pair)
-            names += pair
-    _check_shapes(batch, names)
-
+    names = check_given(batch, requires)
     dtype = torch.promote_types(torch.promote_types(batch.log_prob.dtype, batch.log_prob_old.dtype), torch.float32)
     given = {name: getattr(batch, name).to(dtype) for name in names}
     given = {name: value if name == "log_prob" else value.detach() for name, value in given.items()}
@@ -115,6 +108,18 @@ def prepare(batch: TokenBatch, requires: Collection[str] = (), drop_invalid: boo
         if name in given:
             given[name] = given[name].clamp(min=0)
     return Tokens(**given, live=live, dropped=dropped, update=batch.update)
+
+
+def check_given(batch: TokenBatch, requires: Collection[str]) -> list[str]:
+    """The names of the tensors that a loss uses. Raises ValueError: one of them is missing, or shapes differ."""
+    names = ["log_prob", "log_prob_old", "advantages"]
+    names += ["weights"] if batch.weights is not None else []
+    for part, pair in (("entropy", ("entropy", "entropy_old")), ("cells", ("cell_log_prob", "cell_log_prob_old"))):
+        if part in requires:
+            _check_given(batch, pair)
+            names += pair
+    _check_shapes(batch, names)
+    return names
 
 
 _RANGES = {

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from trustregion.divergences import Divergence, get_divergence
-from trustregion.numerics import at_most
+from trustregion.numerics import at_most, round_down
+from trustregion.ops import band_bounds as kernel
 from trustregion.partitions import upcast
 
 
@@ -37,28 +38,31 @@ def band_bounds(
         ValueError: unknown divergence, or delta or ratio_cap out of range.
     """
     _check_above("delta", delta, 0)
-    log_lower, log_upper = interval(get_divergence(divergence), upcast(log_prob_old), delta, delta)
     if ratio_cap is not None:
         _check_above("ratio_cap", ratio_cap, 1)
-        log_upper = log_upper.clamp(max=math.log(ratio_cap))
-    return log_lower, log_upper
+    return interval(get_divergence(divergence), log_prob_old, delta, delta, ratio_cap)
 
 
 def interval(
-    divergence: Divergence, log_prob_old: Tensor, delta_low: float, delta_high: float
+    divergence: Divergence, log_prob_old: Tensor, delta_low: float, delta_high: float, ratio_cap: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """`band_bounds` with a radius of its own on either side; float32 or float64 in, the same out."""
-    log_p = log_prob_old.clamp(max=0)
-    info = torch.finfo(log_p.dtype)  # a radius outside its range would end in 0 / 0 or inf * 0
+    """`band_bounds` with a radius of its own on either side."""
+    dtype = torch.promote_types(log_prob_old.dtype, torch.float32)
+    info = torch.finfo(dtype)  # a radius outside its range would end in 0 / 0 or inf * 0
     delta_low, delta_high = (min(max(delta, info.tiny), info.max) for delta in (delta_low, delta_high))
-    log_lower, log_upper = (bound.to(log_p.dtype) for bound in divergence.bounds(log_p, delta_low, delta_high))
+    vanishes_at, fills_at = divergence.saturation(delta_low)[0], divergence.saturation(delta_high)[1]
+    log_cap = math.inf if ratio_cap is None else math.log(ratio_cap)
+    if kernel.covers(divergence, log_prob_old):
+        vanishes_at, fills_at = round_down(vanishes_at, dtype), -round_down(-fills_at, dtype)
+        return kernel.band_bounds(log_prob_old, divergence, delta_low, delta_high, vanishes_at, fills_at, log_cap)
 
-    vanishes = at_most(log_p, divergence.saturation(delta_low)[0])
-    fills = at_most(-log_p, -divergence.saturation(delta_high)[1])
-    log_lower = torch.where(vanishes, -torch.inf, log_lower)
-    log_upper = torch.where(fills, -log_p, log_upper)
+    log_p = upcast(log_prob_old).clamp(max=0)
+    log_lower, log_upper = (bound.to(log_p.dtype) for bound in divergence.bounds(log_p, delta_low, delta_high))
+    log_lower = torch.where(at_most(log_p, vanishes_at), -torch.inf, log_lower)
+    log_upper = torch.where(at_most(-log_p, -fills_at), -log_p, log_upper)
     # Rounding must put neither bound on the wrong side of 1, nor the upper one above 1/p.
-    return log_lower.clamp(max=0), torch.minimum(log_upper.clamp(min=0), -log_p)
+    log_upper = torch.minimum(log_upper.clamp(min=0), -log_p)
+    return log_lower.clamp(max=0), log_upper if ratio_cap is None else log_upper.clamp(max=log_cap)
 
 
 def _check_above(name: str, value: float, above: float) -> None:

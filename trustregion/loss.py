@@ -11,6 +11,7 @@ from torch import Tensor
 from trustregion.batch import TokenBatch, prepare
 from trustregion.config import MethodConfig, check_fit, check_on_invalid, replace_fields
 from trustregion.metrics import LossStats, loss_stats
+from trustregion.ops import policy_loss as kernel
 from trustregion.presets import load_preset
 from trustregion.regions import Region
 from trustregion.surrogates import Surrogate
@@ -98,6 +99,8 @@ class PolicyLoss:
         Raises ValueError: shapes differ; the region needs entropies or cells that are missing; and, with
         `on_invalid="raise"`, a live value is out of range (see `batch.prepare`).
         """
+        if (done := kernel.policy_loss(self.region, self.surrogate, self.on_invalid == "drop", batch)) is not None:
+            return LossOutput(*done)
         tokens = prepare(batch, self.region.requires(batch.update), drop_invalid=self.on_invalid == "drop")
         with torch.no_grad():
             verdict = self.region.judge(tokens, as_interval=self.surrogate.needs_interval)

@@ -50,7 +50,12 @@ def difference(a: float, b: Tensor) -> Tensor:
 
 def at_most(x: Tensor, limit: float) -> Tensor:
     """x <= limit, exactly: compared as it is, the limit would first be rounded to x's dtype, up or down."""
-    return x <= _round(limit, x.dtype, down=True)
+    return x <= round_down(limit, x.dtype)
+
+
+def round_down(x: float, dtype: torch.dtype) -> float:
+    """The largest number of that dtype that is <= x."""
+    return _round(x, dtype, down=True)
 
 
 @lru_cache

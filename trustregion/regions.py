@@ -191,9 +191,16 @@ class DivergenceBall(Validated):
     def requires(self, update: int) -> frozenset[str]:
         return frozenset() if self.partition == "binary" else frozenset({"cells"})
 
+    @property
+    def radii(self) -> tuple[float, float]:
+        """For falling and for rising ratios."""
+        return (
+            self.delta if self.delta_low is None else self.delta_low,
+            self.delta if self.delta_high is None else self.delta_high,
+        )
+
     def judge(self, tokens: Tokens, as_interval: bool) -> Verdict:
-        delta_low = self.delta if self.delta_low is None else self.delta_low
-        delta_high = self.delta if self.delta_high is None else self.delta_high
+        delta_low, delta_high = self.radii
         distance = self._distance(tokens)
         if not as_interval:
             log_ratio = tokens.log_ratio

@@ -57,6 +57,14 @@ def version(distribution: str) -> str | None:
         return None
 
 
+def kernels() -> str:
+    try:
+        from trustregion.ops import describe
+    except ImportError as error:
+        return f"none ({error})"
+    return describe()
+
+
 def main() -> int:
     """Prints the report. Returns 0, or 1 when something needed is missing."""
     problems = []
@@ -81,7 +89,7 @@ def main() -> int:
             f"trl {trl} beside verl: verl's workers import a model from it that TRL 1 no longer has, and end. pip uninstall "
             "trl, and use it in an environment of its own"
         )
-    print("  kernels        pure torch")
+    print(f"  kernels        {kernels()}")
 
     print("machine")
     _print_machine(problems)

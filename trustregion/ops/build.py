@@ -1,0 +1,161 @@
+"""Compiles trustregion/csrc: for setup.py, and just in time. Imports nothing of trustregion, and torch only when asked.
+
+Two libraries come of it: `_cpu`, all .cpp files but those named *_cuda.cpp, which defines the operators; and `_cuda`,
+the .cu and *_cuda.cpp files, which adds their CUDA kernels. Each source registers the operators it implements.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[1]
+SOURCES = PACKAGE / "csrc"
+CHOICES = ("", "none", "cpu", "cuda")  # of TRUSTREGION_BUILD
+CUDA_ARCHITECTURES = "8.0;9.0+PTX"
+# What loops need to be vectorized: math functions without errno, comparisons without traps.
+CXX_FLAGS = ["-O3", "-g0", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-Wno-unknown-pragmas"]
+NVCC_FLAGS = ["-O3", "-lineinfo"]
+
+
+def parts() -> dict[str, list[Path]]:
+    """The sources of each library."""
+    cuda = [*SOURCES.glob("*.cu"), *SOURCES.glob("*_cuda.cpp")]
+    return {"cpu": sorted(set(SOURCES.glob("*.cpp")) - set(cuda)), "cuda": sorted(cuda)}
+
+
+def obstacle(part: str) -> str | None:
+    """Why that part cannot be compiled here, or None."""
+    try:
+        import torch
+        from torch.utils import cpp_extension
+    except ImportError as error:
+        return f"torch cannot be imported where the build runs ({error}): install torch, build with --no-build-isolation"
+    compiler = os.environ.get("CXX", "c++")
+    if shutil.which(compiler.split()[0]) is None:
+        return f"no C++ compiler {compiler!r} on PATH: install one, or set CXX"
+    if part == "cuda":
+        if torch.version.cuda is None:
+            return f"torch {torch.__version__} is built without CUDA"
+        if cpp_extension.CUDA_HOME is None or not (Path(cpp_extension.CUDA_HOME) / "bin" / "nvcc").exists():
+            return "no nvcc: install the CUDA toolkit, or set CUDA_HOME"
+    return None
+
+
+def setup_arguments(root: Path) -> dict:
+    """`ext_modules` and `cmdclass` for setup(). TRUSTREGION_BUILD: `none` skips all, `cpu` or `cuda` insists on it.
+
+    Raises RuntimeError: what is insisted on cannot be built.
+    """
+    wanted = os.environ.get("TRUSTREGION_BUILD", "")
+    if wanted not in CHOICES:
+        raise RuntimeError(f"TRUSTREGION_BUILD = {wanted!r}: must be one of none, cpu, cuda, or unset")
+    required = {"cpu": ("cpu",), "cuda": ("cpu", "cuda")}.get(wanted, ())
+    extensions = []
+    for part in ("cpu", "cuda"):
+        reason = "TRUSTREGION_BUILD is none" if wanted == "none" else obstacle(part)
+        if reason is None and wanted == "cpu" and part == "cuda":
+            reason = "TRUSTREGION_BUILD is cpu"
+        if reason is None:
+            extensions.append(_extension(part, root, optional=part not in required))
+        elif part in required:
+            raise RuntimeError(f"TRUSTREGION_BUILD = {wanted!r}, but the {part} kernels cannot be built: {reason}")
+        else:
+            print(f"trustregion: {part} kernels skipped: {reason}", file=sys.stderr)
+    return {"ext_modules": extensions, "cmdclass": {"build_ext": _build_command()}} if extensions else {}
+
+
+def source_hash() -> str:
+    digest = hashlib.sha256()
+    for file in sorted(SOURCES.iterdir()):
+        digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def cache_key(part: str) -> str:
+    """Of what a library depends on: sources, torch, CUDA, the GPU architectures, the machine and flags."""
+    import torch
+
+    key = [source_hash(), torch.__version__, os.uname().machine, *CXX_FLAGS]
+    if part == "cuda":
+        key += [torch.version.cuda, os.environ.get("TORCH_CUDA_ARCH_LIST", CUDA_ARCHITECTURES), *NVCC_FLAGS]
+    return hashlib.sha256("\0".join(key).encode()).hexdigest()[:16]
+
+
+def build_just_in_time(part: str) -> Path:
+    """The library of that part, compiled unless the cache has it. Safe when many processes start at once.
+
+    The cache is TRUSTREGION_CACHE, else ~/.cache/trustregion. Raises RuntimeError: it cannot be compiled.
+    """
+    cache = Path(os.environ.get("TRUSTREGION_CACHE") or Path.home() / ".cache" / "trustregion")
+    library = cache / f"{part}-{cache_key(part)}.so"
+    if library.exists():
+        return library
+    if (reason := obstacle(part)) is not None:
+        raise RuntimeError(reason)
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / f"{library.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel lets go of it when its holder dies: no lock is ever stale
+        if not library.exists():
+            with tempfile.TemporaryDirectory(dir=cache, prefix=f"{library.name}.") as folder:
+                built = _compile(part, Path(folder))
+                os.replace(built, library)  # whole or not at all
+    return library
+
+
+def _compile(part: str, folder: Path) -> Path:
+    from setuptools import Distribution
+
+    distribution = Distribution({"name": "trustregion", "ext_modules": [_extension(part, Path("/"), optional=False)]})
+    command = _build_command()(distribution)
+    command.build_lib, command.build_temp = str(folder / "lib"), str(folder / "temp")
+    with (folder / "log").open("w+") as log:
+        try:
+            with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+                command.ensure_finalized()
+                command.run()
+        except Exception as error:
+            raise RuntimeError(f"compiling the {part} kernels failed: {error}") from error
+    return Path(command.get_ext_fullpath(f"trustregion._{part}"))
+
+
+def _extension(part: str, root: Path, optional: bool):
+    """`root`: what the sources' paths are relative to; setuptools wants that of setup.py."""
+    from torch.utils import cpp_extension
+
+    kind = cpp_extension.CppExtension if part == "cpu" else cpp_extension.CUDAExtension
+    flags = CXX_FLAGS if part == "cpu" else {"cxx": CXX_FLAGS, "nvcc": NVCC_FLAGS}
+    if part == "cuda":
+        os.environ.setdefault("TORCH_CUDA_ARCH_LIST", CUDA_ARCHITECTURES)
+    return kind(
+        f"trustregion._{part}",
+        [os.path.relpath(file, root) if root != Path("/") else str(file) for file in parts()[part]],
+        depends=[str(file) for file in SOURCES.glob("*.h")],
+        define_macros=[("TRUSTREGION_SOURCES", source_hash())],
+        extra_compile_args=flags,
+        extra_link_args=["-fopenmp"],
+        optional=optional,
+    )
+
+
+def _build_command():
+    from setuptools.errors import CompileError
+    from torch.utils import cpp_extension
+
+    class BuildKernels(cpp_extension.BuildExtension):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.no_python_abi_suffix = True  # they are no Python modules
+            self.use_ninja = cpp_extension.is_ninja_available()
+
+        def build_extension(self, extension):
+            try:
+                super().build_extension(extension)
+            except Exception as error:  # setuptools passes over an optional extension for this error alone
+                raise CompileError(f"{extension.name}: {error}") from error
+
+    return BuildKernels
