@@ -11,6 +11,8 @@ from trustregion.token_stats import CHUNK_BYTES, IGNORE_INDEX, token_stats
 
 from .helpers import golden_tokens, peaked_logits, random_ids, random_logits, reference_cells
 
+pytestmark = pytest.mark.usefixtures("either_path")
+
 
 def subtracting_entropy(logits):
     """The usual form, exact only where entropy is not small."""

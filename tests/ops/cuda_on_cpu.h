@@ -3,6 +3,7 @@
 // deterministic as a real GPU is not, so races go unnoticed; indices, reductions and reads beyond an array do not.
 #pragma once
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -48,23 +49,25 @@ struct Warp {
 };
 
 struct Fibre {
-  ucontext_t context;
+  ucontext_t start;
+  jmp_buf context;  // swapcontext() makes a system call each time
   std::vector<char> stack = std::vector<char>(1 << 16);
-  bool done;
+  bool started, done;
 };
 
 inline std::vector<char> dynamic_shared;
 inline std::vector<Fibre> fibres;
 inline std::vector<Warp> warps;
 inline Barrier block;
-inline ucontext_t scheduler;
+inline jmp_buf scheduler;
 inline std::function<void()> body;
 
 inline void wait(Barrier& barrier) {
   const unsigned generation = barrier.generation;
   ++barrier.arrived;
   barrier.open_if_complete();
-  while (barrier.generation == generation) swapcontext(&fibres[threadIdx.x].context, &scheduler);
+  while (barrier.generation == generation)
+    if (_setjmp(fibres[threadIdx.x].context) == 0) _longjmp(scheduler, 1);
 }
 
 inline void leave(Barrier& barrier) {
@@ -79,6 +82,14 @@ inline void run_fibre() {
   leave(warp.barrier);
   leave(block);
   fibres[threadIdx.x].done = true;
+  _longjmp(scheduler, 1);
+}
+
+inline void resume(Fibre& fibre) {
+  if (_setjmp(scheduler) != 0) return;
+  if (fibre.started) _longjmp(fibre.context, 1);
+  fibre.started = true;
+  setcontext(&fibre.start);
 }
 
 inline void run_block(unsigned index, unsigned threads, size_t shared_bytes) {
@@ -91,19 +102,18 @@ inline void run_block(unsigned index, unsigned threads, size_t shared_bytes) {
     Fibre& fibre = fibres[thread];
     ++warps[thread / 32].barrier.alive;
     warps[thread / 32].present[thread % 32] = true;
-    getcontext(&fibre.context);
-    fibre.context.uc_stack.ss_sp = fibre.stack.data();
-    fibre.context.uc_stack.ss_size = fibre.stack.size();
-    fibre.context.uc_link = &scheduler;
-    fibre.done = false;
-    makecontext(&fibre.context, run_fibre, 0);
+    getcontext(&fibre.start);
+    fibre.start.uc_stack.ss_sp = fibre.stack.data();
+    fibre.start.uc_stack.ss_size = fibre.stack.size();
+    fibre.started = fibre.done = false;
+    makecontext(&fibre.start, run_fibre, 0);
   }
   for (unsigned left = threads; left > 0;) {
     left = 0;
     for (unsigned thread = 0; thread < threads; ++thread) {
       if (fibres[thread].done) continue;
       threadIdx.x = thread;
-      swapcontext(&scheduler, &fibres[thread].context);
+      resume(fibres[thread]);
       left += !fibres[thread].done;
     }
   }

@@ -154,7 +154,7 @@ def test_gpu_kernels_on_ties_and_hostile_rows(library):
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
 def test_nvcc_compiles_them_alone_and_without_spills(architecture, tmp_path):
-    command = ["nvcc", "-std=c++20", "-O3", "-arch", architecture, "-Xptxas", "-v", "-c", str(CSRC / "token_stats.cu"),
+    command = ["nvcc", "-std=c++20", "-O3", "-arch", architecture, "-Xptxas", "-v", "-c", str(CSRC / "token_stats_kernels.cu"),
                "-o", str(tmp_path / "kernels.o")]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -8,8 +8,6 @@ from trustregion.token_stats import IGNORE_INDEX
 
 from .random_rows import random_ids, random_logits
 
-pytestmark = pytest.mark.skipif(not ops.library.is_loaded(), reason=f"no kernels: {ops.describe()}")
-
 FORMATS = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 CELLS = ["none", "topk", "given", "binary"]
 
@@ -173,6 +171,7 @@ def test_the_gradient_may_be_written_over_the_logits(mode):
         ours, _ = gradient(strided, inplace=True)
         assert ours.equal(expected) and strided.equal(logits)
 
+@pytest.mark.slow
 def test_operators_pass_opcheck():
     for dtype in (torch.bfloat16, torch.float32):
         logits, tokens = random_logits(5, 40, dtype=dtype).requires_grad_(), random_ids(5, 1, V=40)

@@ -1,7 +1,7 @@
 // The CUDA kernels of token statistics and the CPU's, called alike from the test by ctypes.
 #include "cuda_on_cpu.h"
 //
-#include "../../trustregion/csrc/token_stats.cu"
+#include "../../trustregion/csrc/token_stats_kernels.cu"
 
 namespace {
 
