@@ -16,7 +16,9 @@ namespace trustregion {
 namespace {
 
 constexpr int kThreads = 128, kWarps = kThreads / 32;
-constexpr int kUnroll = 4;  // loads on their way for each thread
+// Chunks on their way to each thread, as many as its registers hold without spills.
+template <class X>
+constexpr int kUnroll = sizeof(X) == 8 ? 1 : 4;
 constexpr int kWriteUnroll = 2;
 constexpr int kLargestSegment = 1 << 17;  // logits; a bit for each has to fit into shared memory, times blocks per SM
 constexpr unsigned kAll = 0xffffffffu;
@@ -146,13 +148,13 @@ __global__ void __launch_bounds__(kThreads) scan(Forward<X> args, int splits, Fo
 
   Sums<C> sums;
   WarpTopk<C> best{int(args.K)};
-  for (int start = 0; start < segment.chunks; start += kThreads * kUnroll) {
-    Chunk<X> chunks[kUnroll];
+  for (int start = 0; start < segment.chunks; start += kThreads * kUnroll<X>) {
+    Chunk<X> chunks[kUnroll<X>];
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u)
+    for (int u = 0; u < kUnroll<X>; ++u)
       chunks[u] = load(x, segment, segment.first + (start + u * kThreads + int(threadIdx.x)) * size);
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
+    for (int u = 0; u < kUnroll<X>; ++u) {
       const int chunk = start + u * kThreads + int(threadIdx.x), first = segment.first + chunk * size;
       const uint32_t bits = chunk < segment.chunks ? apart[chunk * size / 32] >> chunk * size % 32 : 0;
       C values[size];
@@ -306,7 +308,7 @@ __global__ void __launch_bounds__(kThreads) write(Backward<X> args, int splits, 
 template <class X>
 int splits_of(int64_t N, int64_t V, int processors) {
   const int64_t filling = 8 * int64_t(processors) / std::max<int64_t>(N, 1);
-  const int64_t worth_it = V / (kThreads * kUnroll * Chunk<X>::kSize);
+  const int64_t worth_it = V / (kThreads * kUnroll<X> * Chunk<X>::kSize);
   const int64_t needed = (V + Chunk<X>::kSize) / kLargestSegment + 1;
   return int(std::max(needed, std::min<int64_t>({filling, worth_it, 32})));
 }
