@@ -1,30 +1,51 @@
-"""What statistics of tokens cost, from bfloat16 logits, next to the usual way in float32:
+"""What statistics of tokens cost, in time and in memory, from bfloat16 logits:
 
     python -m benchmarks.token_stats --device cpu
 
-and writes benchmarks/results/token_stats_<device>.csv, one row a task, vocabulary and way. The usual way is log_softmax
-and gather for log-probs, logsumexp(x) - sum(p x) for entropies, and for cells a top-K and a second logsumexp.
+and writes benchmarks/results/token_stats_<device>.csv, one row a task, size and way. The ways are ours, with kernels and
+in pure torch; verl's own functions where verl is installed, as they are and through torch.compile; and the usual way in
+float32: log_softmax and gather, logsumexp(x) - sum(p x), and for cells a top-K and a second logsumexp. All in one
+process, in turns, so that all meet the same load of the machine.
 """
 
 import argparse
 import csv
 import functools
+import gc
+import importlib.metadata
+import os
 import platform
+import re
 import statistics
 import time
 from pathlib import Path
 
 import torch
 
+from trustregion import ops
 from trustregion.token_stats import token_stats
 
 RESULTS = Path(__file__).parent / "results"
 K = 20
 
 
-def ours(logits, token_ids, entropy, cells):
-    stats = token_stats(logits, token_ids, topk=K if cells else 0)
+def ours(mode, logits, token_ids, entropy, cells):
+    with ops.using(mode):
+        stats = token_stats(logits, token_ids, topk=K if cells else 0)
     return stats.log_prob, stats.entropy if entropy else None, stats.cell_log_prob
+
+
+def verl(compiled, logits, token_ids, entropy, cells):
+    from verl.utils.torch_functional import entropy_from_logits, logprobs_from_logits
+
+    if compiled:
+        entropy_from_logits, logprobs_from_logits = map(_compiled, (entropy_from_logits, logprobs_from_logits))
+    log_prob = logprobs_from_logits(logits, token_ids)
+    with torch.set_grad_enabled(torch.is_grad_enabled() and entropy == "grad"):
+        return log_prob, entropy_from_logits(logits) if entropy else None, None
+
+
+_compiled = functools.lru_cache(functools.partial(torch.compile, dynamic=False))
 
 
 def usual(logits, token_ids, entropy, cells):
@@ -42,6 +63,15 @@ def usual(logits, token_ids, entropy, cells):
         token = log_prob.masked_fill(among, -torch.inf)
         cell_log_prob = torch.cat([log_p.gather(-1, ids), token, unnamed.logsumexp(-1, keepdim=True)], -1)
     return log_prob[:, 0], H, cell_log_prob
+
+
+WAYS = {
+    "native": functools.partial(ours, "native"),
+    "torch": functools.partial(ours, "torch"),
+    "verl": functools.partial(verl, False),
+    "verl, compiled": functools.partial(verl, True),
+    "usual": usual,
+}
 
 
 def step(way, logits, token_ids, backward, entropy, cells=False):
@@ -77,44 +107,89 @@ def measure(runs: dict, clock, device: str, repeats: int) -> dict[str, list[floa
     return times
 
 
+def peak_memory(run, device: str) -> int | None:
+    """Bytes that a run needs at most beyond what there was, its results included; None where nothing tells."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        return torch.cuda.max_memory_allocated() - before
+    try:
+        peaks = []
+        for _ in range(2):  # what another way has left behind may be freed during the first
+            gc.collect()
+            Path("/proc/self/clear_refs").write_text("5")  # starts a new peak
+            before = _status("VmHWM")
+            run()
+            peaks.append(_status("VmHWM") - before)
+        return max(peaks)
+    except OSError:
+        return None
+
+
+def _status(name: str) -> int:
+    return 1024 * int(re.search(rf"{name}:\s*(\d+)", Path("/proc/self/status").read_text())[1])
+
+
 def processor() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines() if platform.system() == "Linux" else []
     models = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     return next(models, platform.machine())
 
 
+def versions() -> dict[str, str]:
+    def version(package):
+        try:
+            return importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            return ""
+
+    return {"torch": torch.__version__, "verl": version("verl"), "kernels": ops.describe()}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--rows", type=int, default=256)
-    parser.add_argument("--vocabularies", type=int, nargs="+", default=[32_768, 152_064])
-    parser.add_argument("--repeats", type=int, default=11)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rows", type=int, nargs="+", default=[2048])
+    parser.add_argument("--vocabularies", type=int, nargs="+", default=[151_936])
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     # Of one thread, the processor time is the wall time of an idle machine, or close, on a busy one too.
     clock = time.process_time if args.device == "cpu" and args.threads == 1 else time.perf_counter
-    device_name = torch.cuda.get_device_name() if args.device == "cuda" else processor()
+    machine = {
+        "clock": clock.__name__,
+        "device": torch.cuda.get_device_name() if args.device == "cuda" else processor(),
+        "threads": args.threads,
+    } | versions()
+    ways = {name: WAYS[name] for name in args.ways if machine["verl"] or not name.startswith("verl")}
+    if not ops.native(args.device):
+        ways.pop("native", None)
 
     table = []
-    for V in args.vocabularies:
+    for rows, V in ((rows, V) for rows in args.rows for V in args.vocabularies):
         torch.manual_seed(0)
-        logits = (3 * torch.randn(args.rows, V, device=args.device)).bfloat16().requires_grad_()
-        token_ids = torch.randint(V, (args.rows,), device=args.device)
-        for task, arguments in TASKS.items():
-            runs = {way.__name__: functools.partial(step, way, logits, token_ids, **arguments) for way in (ours, usual)}
+        logits = torch.empty(rows, V, dtype=torch.bfloat16, device=args.device)
+        for row in logits:  # one by one: no float32 copy of all of them raises the peak
+            row.copy_(3 * torch.randn(V, device=args.device))
+        logits.requires_grad_()
+        token_ids = torch.randint(V, (rows,), device=args.device)
+        for task in args.tasks:
+            able = {name: way for name, way in ways.items() if not (TASKS[task].get("cells") and name.startswith("verl"))}
+            runs = {name: functools.partial(step, way, logits, token_ids, **TASKS[task]) for name, way in able.items()}
             for way, times in measure(runs, clock, args.device, args.repeats).items():
                 p20, *_, p80 = statistics.quantiles(times, n=5, method="inclusive")
                 milliseconds = {"median_ms": statistics.median(times), "p20_ms": p20, "p80_ms": p80}
+                peak = peak_memory(runs[way], args.device)
                 table.append(
-                    {"task": task, "vocabulary": V, "rows": args.rows, "way": way}
+                    {"task": task, "vocabulary": V, "rows": rows, "way": way}
                     | {name: round(value, 2) for name, value in milliseconds.items()}
-                    | {
-                        "clock": clock.__name__,
-                        "device": device_name,
-                        "threads": args.threads,
-                        "torch": torch.__version__,
-                    }
+                    | {"peak_over_logits": "" if peak is None else round(peak / logits.nbytes, 4)}
+                    | {"load": round(os.getloadavg()[0], 1)}
+                    | machine
                 )
                 print(table[-1], flush=True)
 

@@ -1,4 +1,6 @@
-"""Log-prob, entropy and vocabulary cells of sampled tokens from their logits, a chunk of rows at a time.
+"""Log-prob, entropy and vocabulary cells of sampled tokens from their logits.
+
+By compiled kernels where there are any (ops/token_stats.py), else here in pure torch, a chunk of rows at a time.
 
 With x = logits / temperature, m the largest x_i, and sums over all i but the argmax (over all but one, on a tie):
 
@@ -14,6 +16,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from trustregion.ops import native
+from trustregion.ops import token_stats as kernels
 
 IGNORE_INDEX = -100
 # Of each of two workspaces: what a CPU's caches hold, what keeps a GPU busy.
@@ -45,13 +50,14 @@ def token_stats(
     temperature: float | Tensor = 1.0,
     topk: int = 0,
     cell_ids: Tensor | None = None,
+    inplace_backward: bool = False,
 ) -> TokenStats:
     """Log-prob, entropy and, on request, cells of sampled tokens.
 
     All are differentiable (once), and what a loss does not use costs it nothing. bfloat16 and float16 are computed in
-    float32. Beyond the results, the forward pass needs memory for a chunk of rows, the backward pass for a chunk and
-    the gradient, in the logits' dtype. Rows whose upstream gradients are all 0 are skipped: whatever their logits,
-    nan included, their gradient is 0.
+    float32. Beyond the results, the forward pass needs no memory to speak of (without kernels, that for a chunk of
+    rows), the backward pass in addition the gradient, in the logits' dtype. Rows whose upstream gradients are all 0 are
+    skipped: whatever their logits, nan included, their gradient is 0. With kernels, torch.compile takes it whole.
 
     Args:
         logits: any float dtype and strides, [..., V]. -inf is a token of probability 0. A row that holds nan or inf, or
@@ -59,10 +65,13 @@ def token_stats(
         token_ids: the sampled tokens, integers in [0, V), [...]; or IGNORE_INDEX, -100: then log_prob is 0 without
             gradient, the sampled token's cell is empty, and all else as usual.
         temperature: divides the logits, > 0; a number, or a tensor that broadcasts to [...]. Gets no gradient.
-        topk: K in [0, V). Above 0: cells for the K most likely tokens, in falling order. Ties break as `torch.topk`
-            breaks them in the dtype computed in: alike for equal rows, but not by id.
+        topk: K in [0, V). Above 0: cells for the K most likely tokens, in falling order. Ties break alike for equal
+            rows: by id with kernels, lowest first; else as `torch.topk` breaks them in the dtype computed in.
         cell_ids: instead of topk, the K tokens to name: integers in [0, V), [..., K], K >= 0, distinct in
             each row (not checked).
+        inplace_backward: the gradient may be written over the logits, if they are contiguous: for logits that nobody
+            reads after this. A backward pass that has saved them too, this one a second time included, gets autograd's
+            error. Under torch.compile, which plans memory itself, it changes nothing.
 
     Returns:
         TokenStats. Its K+2 cells: the K named tokens; the sampled token, -inf where it is among those; all the rest,
@@ -70,11 +79,14 @@ def token_stats(
         no gradient on.
 
     Raises:
-        ValueError: an argument outside these ranges. Finding out takes one device sync.
+        ValueError: an argument outside these ranges. Finding out takes one device sync; torch.compile leaves the
+            values of tensors unchecked, and what ids outside the vocabulary name is nan.
     """
     shape = logits.shape[:-1]
     token_ids, temperature, cell_ids = _checked(logits, token_ids, temperature, topk, cell_ids)
-    log_prob, entropy, cell_ids, cells = _TokenStats.apply(logits, token_ids, temperature, cell_ids, topk)
+    inplace_backward = inplace_backward and not torch.compiler.is_compiling()
+    compute = kernels.token_stats if native(logits.device.type) else _TokenStats.apply
+    log_prob, entropy, cell_ids, cells = compute(logits, token_ids, temperature, cell_ids, topk, inplace_backward)
     if cells is not None:
         cell_ids, cells = cell_ids.view(*shape, cell_ids.shape[-1]), cells.view(*shape, cells.shape[-1])
     return TokenStats(log_prob.view(shape), entropy.view(shape), cell_ids, cells)
@@ -93,10 +105,11 @@ class Rows(NamedTuple):
 
 class _TokenStats(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, logits, token_ids, temperature, cell_ids, topk):
+    def forward(ctx, logits, token_ids, temperature, cell_ids, topk, inplace_backward):
         given = token_ids, temperature, cell_ids
         rows = _cat([forward_rows(block, *_at(index, *given), topk) for block, index in _row_blocks(logits)])
         ctx.set_materialize_grads(False)
+        ctx.inplace = inplace_backward and logits.is_contiguous()
         ctx.save_for_backward(logits, token_ids, temperature, *rows)
         return rows[:4]
 
@@ -105,11 +118,11 @@ class _TokenStats(torch.autograd.Function):
     def backward(ctx, grad_log_prob, grad_entropy, _, grad_cells):
         logits, token_ids, temperature, *rows = ctx.saved_tensors
         given = token_ids, temperature, grad_log_prob, grad_entropy, grad_cells
-        grad_logits = torch.empty_like(logits, memory_format=torch.contiguous_format)
+        grad_logits = logits if ctx.inplace else torch.empty_like(logits, memory_format=torch.contiguous_format)
         grad_rows = grad_logits.view(len(token_ids), logits.shape[-1])
         for block, index in _row_blocks(logits):
             backward_rows(grad_rows[index], block, Rows(*_at(index, *rows)), *_at(index, *given))
-        return grad_logits, None, None, None, None
+        return grad_logits.detach(), None, None, None, None, None
 
 
 def forward_rows(logits: Tensor, token_ids: Tensor, temperature, cell_ids: Tensor | None, topk: int) -> Rows:
@@ -159,8 +172,8 @@ def _forward_chunk(x, y, logits, token_ids, temperature, cell_ids, topk) -> Rows
 
 
 def backward_rows(grad_logits: Tensor, logits: Tensor, rows: Rows, token_ids, temperature, *grads) -> None:
-    """Writes grad_logits [N, V], given what `forward_rows` took and gave, and the gradients (None: 0) of the latter's
-    log_prob g_a, entropy g_H and cells g_c. With P_c the mass of cell c and G = g_a + sum g_c, that of x_i is
+    """Writes grad_logits [N, V], which may be the logits, given what `forward_rows` took and gave, and the gradients
+    (None: 0) of log_prob g_a, entropy g_H and cells g_c. With P_c a cell's mass and G = g_a + sum g_c, that of x_i is
 
         g_a [i = a] + sum_c g_c [i in c] p_i / P_c - p_i (G + g_H (ln p_i + H))
     """
@@ -171,9 +184,10 @@ def backward_rows(grad_logits: Tensor, logits: Tensor, rows: Rows, token_ids, te
         grad_cells = grad_cells.masked_fill(rows.cell_log_prob == -torch.inf, 0.0)
     grads = grad_log_prob, grad_entropy, grad_cells
     used = torch.cat([grad for grad in grads if grad is not None], -1) != 0
-    live = used.any(-1).nonzero()[:, 0].tolist()  # syncs, but prompts, padding and blocked tokens then cost nothing
+    used = used.any(-1)
+    live = used.nonzero()[:, 0].tolist()  # syncs, but prompts, padding and blocked tokens then cost nothing
     if len(live) < len(logits):
-        grad_logits.zero_()
+        grad_logits.index_fill_(0, (~used).nonzero()[:, 0], 0.0)
     x, y = _workspaces(logits)
     for start in range(0, len(live), len(x)):
         index = live[start : start + len(x)]
@@ -289,6 +303,8 @@ def _checked(logits, token_ids, temperature, topk, cell_ids) -> tuple[Tensor, Te
     else:
         temperature = None if temperature == 1 else torch.full_like(token_ids, temperature, dtype=dtype)
 
+    if torch.compiler.is_compiling():
+        return token_ids, temperature, cell_ids
     checks = [
         ("token_ids", token_ids, lambda ids: (ids >= 0) & (ids < V) | (ids == IGNORE_INDEX), f"in [0, {V}) or -100"),
         ("cell_ids", cell_ids, lambda ids: (ids >= 0) & (ids < V), f"in [0, {V})"),

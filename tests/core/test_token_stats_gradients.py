@@ -1,5 +1,6 @@
 """Gradients of token statistics: their values, and what they cost in work and memory."""
 
+import os
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trustregion.token_stats import CHUNK_BYTES, IGNORE_INDEX, token_stats
 
 from .helpers import peaked_logits, random_ids, random_logits, reference_cells
+
 
 
 @pytest.mark.slow
@@ -93,7 +95,7 @@ def test_rows_without_upstream_gradient_change_nothing_in_the_others(monkeypatch
     assert (nothing == 0).all()
 
 
-def test_backward_computes_only_what_is_used():
+def test_backward_computes_only_what_is_used(path):
     class Count(TorchDispatchMode):
         elements = 0
 
@@ -111,7 +113,8 @@ def test_backward_computes_only_what_is_used():
 
     alone = work(lambda stats: stats.log_prob)
     assert work(lambda stats: stats.log_prob, topk=5) < alone + 640
-    assert work(lambda stats: stats.log_prob + stats.entropy) > alone + 8 * 640
+    if path == "torch":  # which takes another pass for it
+        assert work(lambda stats: stats.log_prob + stats.entropy) > alone + 8 * 640
 
 
 MEASURE_MEMORY = """
@@ -146,10 +149,12 @@ print((peak() - start) / size)
 
 
 @pytest.mark.slow
-def test_memory_is_that_of_the_gradient():
+def test_memory_is_that_of_the_gradient(path):
     """Of 2048 rows of 32,768 bfloat16 logits, in multiples of their size; the usual way shows that this can fail."""
-    run = subprocess.run([sys.executable, "-c", MEASURE_MEMORY], capture_output=True, text=True, check=True)
+    environment = {**os.environ, "TRUSTREGION_OPS": path}
+    command = [sys.executable, "-c", MEASURE_MEMORY]
+    run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     forward, both, usual = map(float, run.stdout.split())
-    assert forward < 0.2
-    assert both < 1.3
+    assert forward < (0.05 if path == "native" else 0.2)
+    assert both < (1.05 if path == "native" else 1.3)
     assert usual > 4
