@@ -12,7 +12,6 @@ from trustregion.token_stats import CHUNK_BYTES, IGNORE_INDEX, token_stats
 from .helpers import golden_tokens, peaked_logits, random_ids, random_logits, reference_cells
 
 
-
 def subtracting_entropy(logits):
     """The usual form, exact only where entropy is not small."""
     return logits.logsumexp(-1) - (logits.softmax(-1) * logits).sum(-1)

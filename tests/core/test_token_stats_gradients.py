@@ -13,7 +13,6 @@ from trustregion.token_stats import CHUNK_BYTES, IGNORE_INDEX, token_stats
 from .helpers import peaked_logits, random_ids, random_logits, reference_cells
 
 
-
 @pytest.mark.slow
 @pytest.mark.parametrize("cells", ["none", "topk", "given", "binary"])
 def test_gradcheck(cells):

@@ -31,3 +31,10 @@ class TrustRegionWorker(DetachActorWorker):
         super().init_model()
         if self.actor is not None:
             self.actor.set_loss_fn(WorkerLoss(self.loss_fn, self.loss_fn.keywords["config"].policy_loss))
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def save_model_to_cpu(self, n):
+        super().save_model_to_cpu(n)
+        if get_device_name() == "cpu":  # where verl's copy to the CPU is none: what it put aside would go on being trained
+            parts, spec = self.cpu_saved_models[n]
+            self.cpu_saved_models[n] = {name: (part.clone(), own) for name, (part, own) in parts.items()}, spec
