@@ -104,7 +104,7 @@ def test_rollouts_may_go_on_beside_the_updates(train):
     run = train("cluster=cpu_separate", "method=erc_dapo", "trainer.total_training_steps=4")
     # The anchor of a step's later updates is the policy that the step began with, not the one they have made.
     assert len(run.rows) == 4 and min(run.column("trust/log_ratio_abs_max")) > 1e-3
-    assert all(0 < x < 0.5 for x in run.column("trust/blocked_by_entropy"))
+    assert all(0 < x < 0.9 for x in run.column("trust/blocked_by_entropy"))
     assert run.rows[0]["training/rollout_probs_diff_mean"] < 1e-5  # what the servers have come from the file
 
 

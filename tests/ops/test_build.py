@@ -103,6 +103,7 @@ def test_every_source_belongs_to_one_library():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_many_processes_compile_once_and_a_killed_one_is_no_obstacle(unbuilt):
     cache = unbuilt / "cache"
     settings = {"TRUSTREGION_JIT": "1", "TRUSTREGION_CACHE": str(cache), "TRUSTREGION_OPS": "native"}

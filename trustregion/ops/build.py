@@ -4,11 +4,11 @@ Two libraries come of it: `_cpu`, all .cpp files but those named *_cuda.cpp, whi
 the .cu and *_cuda.cpp files, which adds their CUDA kernels. Each source registers the operators it implements.
 """
 
-import contextlib
 import fcntl
 import hashlib
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -108,19 +108,26 @@ def build_just_in_time(part: str) -> Path:
 
 
 def _compile(part: str, folder: Path) -> Path:
+    """In a process of its own, as compilers print to wherever their caller does."""
+    with (folder / "log").open("w+") as log:
+        code = f"import runpy; runpy.run_path({str(Path(__file__).resolve())!r})['compile_here']({part!r}, {str(folder)!r})"
+        command = [sys.executable, "-c", code]
+        if subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log).returncode:
+            log.seek(0)
+            said = [line.strip() for line in log if line.strip()]
+            raise RuntimeError(f"compiling the {part} kernels failed: {said[-1] if said else 'no word'}")
+    return next((folder / "lib").rglob(f"_{part}.so"))
+
+
+def compile_here(part: str, folder: str) -> None:
+    """Leaves the library somewhere below `folder`/lib."""
     from setuptools import Distribution
 
     distribution = Distribution({"name": "trustregion", "ext_modules": [_extension(part, Path("/"), optional=False)]})
     command = _build_command()(distribution)
-    command.build_lib, command.build_temp = str(folder / "lib"), str(folder / "temp")
-    with (folder / "log").open("w+") as log:
-        try:
-            with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
-                command.ensure_finalized()
-                command.run()
-        except Exception as error:
-            raise RuntimeError(f"compiling the {part} kernels failed: {error}") from error
-    return Path(command.get_ext_fullpath(f"trustregion._{part}"))
+    command.build_lib, command.build_temp = f"{folder}/lib", f"{folder}/temp"
+    command.ensure_finalized()
+    command.run()
 
 
 def _extension(part: str, root: Path, optional: bool):
