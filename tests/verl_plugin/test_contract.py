@@ -52,7 +52,7 @@ SIGNATURES = {
 WORDS = {
     f"{FSDP}:FSDPEngineWithLMHead.prepare_model_inputs": "input_ids_rmpad_rolled temperature_rmpad pad_size temperature temperature_is_one",
     f"{FSDP}:FSDPEngineWithLMHead.prepare_model_outputs": "log_probs entropy calculate_entropy use_fused_kernels distillation_use_topk calculate_sum_pi_squared use_remove_padding",
-    f"{FSDP}:FSDPEngine.__init__": "use_ulysses_sp engine_config",
+    f"{FSDP}:FSDPEngine._init_device_mesh": "use_ulysses_sp engine_config",
     f"{TRAINER}:PPOTrainer._compute_old_log_prob": "bypass_mode rollout_log_probs old_log_probs entropy",
     f"{TRAINER}:PPOTrainer._step_once": "_compute_old_log_prob _update_actor extra_info",
     "verl.workers.engine_workers:ActorRolloutRefWorker.init_model": "actor_worker_cls ref_worker_cls loss_fn",

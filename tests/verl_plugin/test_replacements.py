@@ -39,7 +39,9 @@ def test_verls_separate_trainer_still_passes_flush_to_its_logger_which_drops_it(
     text = inspect.getsource(trainer_separate_async.PPOTrainerSeparateAsync._setup)
     assert "flush=True" in text, "verl no longer does: remove let_separate_trainer_log"
     with pytest.raises(TypeError):
-        logging.getLogger("plain").warning("words", flush=True)
+        logging.Logger("plain").warning("words", flush=True)
     let_separate_trainer_log()
     let_separate_trainer_log()  # twice is once
-    trainer_separate_async.logger.info("words", flush=True)
+    wrapped = trainer_separate_async.logger
+    assert isinstance(wrapped.logger, logging.Logger)
+    assert wrapped.process("words", {"flush": True, "stacklevel": 2}) == ("words", {"stacklevel": 2})
