@@ -97,7 +97,7 @@ def test_pretrained_model_with_a_real_vocabulary(train):
 def test_responses_may_go_on_after_an_update(train):
     run = train("trainer.v1.trainer_mode=trust_region_colocate_async", "method=erc_dapo", "trainer.total_training_steps=6")
     assert len(run.rows) == 6 and min(run.column("trust/entropy_looked_at")) == 1
-    assert all(0 < x < 0.5 for x in run.column("trust/blocked_by_entropy"))
+    assert all(0 < x < 0.9 for x in run.column("trust/blocked_by_entropy"))
 
 
 def test_rollouts_may_go_on_beside_the_updates(train):
