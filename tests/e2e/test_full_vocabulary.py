@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from trustregion.divergences import get_divergence
 from trustregion.partitions import cell_divergence
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]
 TEMPERATURE, K = 0.8, 5
 # 16 updates a step, so that every region has tokens to block.
 STRESS = [
@@ -82,7 +82,6 @@ def test_entropies_and_cells_are_those_of_the_weights(record):
     assert not seen["gradient"][~live].any()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("model", "tolerance"), [("tiny", 1e-5), ("smollm2_135m", 1e-4)])
 def test_the_rollout_engine_and_the_trainer_name_the_same_tokens(record, model, tolerance):
     """On the weights of the first update, which both have: vLLM's most likely tokens, and those of the plain model."""
@@ -108,7 +107,6 @@ def test_the_rollout_engine_and_the_trainer_name_the_same_tokens(record, model, 
     assert tokens > 1000 and same >= 0.999 * tokens and worst <= tolerance
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("method", ["band_kl", "dppo_binary_tv", "dppo_topk_tv", "erc_dapo"])
 def test_what_a_method_blocks_gets_no_gradient(record, method):
     run, folder = record(f"method={method}")
@@ -124,7 +122,6 @@ def test_what_a_method_blocks_gets_no_gradient(record, method):
     assert blocked > 0
 
 
-@pytest.mark.long
 def test_where_everything_is_blocked_the_weights_stay(train):
     nothing_is_inside = ["method=erc_dapo", "method.beta_low=1e-30", "method.beta_high=1e-30"]
     no_decay = "actor_rollout_ref.actor.optim.weight_decay=0"
