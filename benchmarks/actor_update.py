@@ -7,7 +7,6 @@ writes benchmarks/results/actor_update.csv.
 """
 
 import argparse
-import csv
 import importlib.metadata
 import json
 import os
@@ -17,8 +16,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks.tables import write
+
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
 # The anchor's pass must yield both entropies and cells.
 BOTH = [
     "method=dppo_topk_tv", "method.anchor=old", "method.region=[divergence_ball,entropy_band]",
@@ -33,32 +33,26 @@ def main():
     args = parser.parse_args()
     found = probe(args.repeats, args.overrides)
     baseline = times(found, "grpo")
-    path = RESULTS / "actor_update.csv"
-    with path.open("w", newline="") as file:
-        writer = None
-        for method in dict.fromkeys(row["method"] for row in found["rows"]):
-            seconds = times(found, method)
-            # By round, so that a slow spell of the machine hits both sides of a quotient.
-            added = sorted(s / b - 1 for s, b in zip(seconds, baseline, strict=True))
-            row = {
-                "method": method,
-                "seconds_median": round(statistics.median(seconds), 3),
-                "seconds_p20": round(quantile(seconds, 0.2), 3),
-                "seconds_p80": round(quantile(seconds, 0.8), 3),
-                "added_median": round(statistics.median(added), 4),
-                "added_p20": round(quantile(added, 0.2), 4),
-                "added_p80": round(quantile(added, 0.8), 4),
-                "peak_above_start_mib": round(max(r["grown_mib"] for r in found["rows"] if r["method"] == method)),
-                **{key: found[key] for key in ("sequences", "tokens", "vocabulary", "threads")},
-                "repeats": len(seconds),
-                "cores": len(os.sched_getaffinity(0)),
-                **{name: importlib.metadata.version(name) for name in ("torch", "verl")},
-            }
-            writer = writer or csv.DictWriter(file, fieldnames=list(row))
-            if file.tell() == 0:
-                writer.writeheader()
-            writer.writerow(row)
-    print(path.read_text())
+    table = []
+    for method in dict.fromkeys(row["method"] for row in found["rows"]):
+        seconds = times(found, method)
+        # By round, so that a slow spell of the machine hits both sides of a quotient.
+        added = sorted(s / b - 1 for s, b in zip(seconds, baseline, strict=True))
+        table.append({
+            "method": method,
+            "seconds_median": round(statistics.median(seconds), 3),
+            "seconds_p20": round(quantile(seconds, 0.2), 3),
+            "seconds_p80": round(quantile(seconds, 0.8), 3),
+            "added_median": round(statistics.median(added), 4),
+            "added_p20": round(quantile(added, 0.2), 4),
+            "added_p80": round(quantile(added, 0.8), 4),
+            "peak_above_start_mib": round(max(r["grown_mib"] for r in found["rows"] if r["method"] == method)),
+            **{key: found[key] for key in ("sequences", "tokens", "vocabulary", "threads")},
+            "repeats": len(seconds),
+            "cores": len(os.sched_getaffinity(0)),
+            **{name: importlib.metadata.version(name) for name in ("torch", "verl")},
+        })  # fmt: skip
+    print(write("actor_update", table).read_text())
 
 
 def probe(repeats: int, overrides: list[str]) -> dict:

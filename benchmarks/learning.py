@@ -6,7 +6,6 @@ and writes benchmarks/results/learning_<method>.csv, one row a seed.
 """
 
 import argparse
-import csv
 import importlib.metadata
 import os
 import statistics
@@ -15,9 +14,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks.tables import write
 from recipes.run_files import read_metrics
 
-RESULTS = Path(__file__).parent / "results"
 WINDOW = 5
 
 
@@ -28,13 +27,8 @@ def main():
     parser.add_argument("overrides", nargs="*", help="any override of recipes.train")
     args = parser.parse_args()
     rows = [measure(args.method, seed, args.overrides) for seed in args.seeds]
-    RESULTS.mkdir(exist_ok=True)
     suffix = "".join("_" + part.replace("=", "-") for part in args.overrides)
-    path = RESULTS / f"learning_{args.method}{suffix}.csv"
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    path = write(f"learning_{args.method}{suffix}", rows)
     print(path.read_text())
 
 

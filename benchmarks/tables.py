@@ -1,7 +1,8 @@
-"""Tables of timings: medians with their spread, and what they were measured on."""
+"""Timings and their tables: in turns, medians with their spread, and what they were measured on."""
 
 import csv
 import functools
+import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -9,7 +10,28 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.token_stats import RESULTS, measure, processor
+RESULTS = Path(__file__).parent / "results"
+
+
+def measure(runs: dict, clock, device: str, repeats: int) -> dict[str, list[float]]:
+    """Milliseconds. In turns, so that all meet the same load of the machine."""
+    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
+    times = {name: [] for name in runs}
+    for repeat in range(-1, repeats):  # the first one warms up
+        for name, run in runs.items():
+            synchronize()
+            start = clock()
+            run()
+            synchronize()
+            if repeat >= 0:
+                times[name].append(1e3 * (clock() - start))
+    return times
+
+
+def processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if platform.system() == "Linux" else []
+    models = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(models, platform.machine())
 
 
 def rows(runs: dict[str, Callable], device: str, repeats: int, **labels) -> list[dict]:

@@ -9,12 +9,10 @@ process, in turns, so that all meet the same load of the machine.
 """
 
 import argparse
-import csv
 import functools
 import gc
 import importlib.metadata
 import os
-import platform
 import re
 import statistics
 import time
@@ -22,10 +20,10 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.tables import measure, processor, write
 from trustregion import ops
 from trustregion.token_stats import token_stats
 
-RESULTS = Path(__file__).parent / "results"
 K = 20
 
 
@@ -92,21 +90,6 @@ TASKS = {
 }
 
 
-def measure(runs: dict, clock, device: str, repeats: int) -> dict[str, list[float]]:
-    """Milliseconds. In turns, so that all meet the same load of the machine."""
-    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
-    times = {name: [] for name in runs}
-    for repeat in range(-1, repeats):  # the first one warms up
-        for name, run in runs.items():
-            synchronize()
-            start = clock()
-            run()
-            synchronize()
-            if repeat >= 0:
-                times[name].append(1e3 * (clock() - start))
-    return times
-
-
 def peak_memory(run, device: str) -> int | None:
     """Bytes that a run needs at most beyond what there was, its results included; None where nothing tells."""
     if device == "cuda":
@@ -129,12 +112,6 @@ def peak_memory(run, device: str) -> int | None:
 
 def _status(name: str) -> int:
     return 1024 * int(re.search(rf"{name}:\s*(\d+)", Path("/proc/self/status").read_text())[1])
-
-
-def processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if platform.system() == "Linux" else []
-    models = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(models, platform.machine())
 
 
 def versions() -> dict[str, str]:
@@ -193,11 +170,7 @@ def main():
                 )
                 print(table[-1], flush=True)
 
-    RESULTS.mkdir(exist_ok=True)
-    with (RESULTS / f"token_stats_{args.device}.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(table[0]))
-        writer.writeheader()
-        writer.writerows(table)
+    write(f"token_stats_{args.device}", table)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Elementary functions where the obvious formula cancels, overflows or rounds the wrong way."""
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from itertools import accumulate
 
@@ -65,3 +66,19 @@ def _round(x: float, dtype: torch.dtype, down: bool = False) -> float:
     if down and rounded.item() > x:
         rounded = rounded.nextafter(torch.tensor(-torch.inf, dtype=dtype, device="cpu"))
     return rounded.item()
+
+
+def last_float(holds: Callable[[Tensor], Tensor], largest: float, dtype: torch.dtype = torch.float64) -> float:
+    """The largest float y in [0, largest] for which holds(y), as it does from 0 up to there; -inf where it never does.
+
+    Found among all floats of the type, on the CPU. `holds` takes a tensor of them and gives bools.
+    """
+    # Positive floats are ordered like the integers that have the same bits.
+    as_bits = torch.int64 if dtype == torch.float64 else torch.int32
+    low, high = -1, torch.tensor(largest, dtype=dtype, device="cpu").view(as_bits).item() + 1
+    while high - low > 1:
+        step = max((high - low) // 1024, 1)
+        bits = torch.arange(low + step, high, step, dtype=as_bits, device="cpu")
+        within = int(holds(bits.view(dtype)).int().cumprod(0).sum())
+        low, high = low + within * step, min(low + (within + 1) * step, high)
+    return torch.tensor(low, dtype=as_bits, device="cpu").view(dtype).item() if low >= 0 else -math.inf

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trustregion.divergences.cells import Cell, move_mass, positive
-from trustregion.numerics import COMPLEMENT_FLOOR
+from trustregion.numerics import COMPLEMENT_FLOOR, last_float
 
 # The unknown is ln z: where to look first, between the ends of what float64 can hold. Far out the divergence is a power
 # of z, exponential or flat, so that few points are needed.
@@ -112,14 +112,7 @@ def largest_loss(term: Term, delta: float) -> float:
 
     Found among all positive float64 numbers, on the CPU, once for each radius.
     """
-    # Positive floats are ordered like the integers that have the same bits.
-    low, high = 0, torch.tensor(LARGEST_LOSS, dtype=torch.float64, device="cpu").view(torch.int64).item() + 1
-    while high - low > 1:
-        step = max((high - low) // 1024, 1)
-        bits = torch.arange(low + step, high, step, device="cpu")
-        within = int((_loss_distance(term, bits.view(torch.float64)) <= delta).sum())
-        low, high = low + within * step, min(low + (within + 1) * step, high)
-    return torch.tensor(low, device="cpu").view(torch.float64).item()
+    return max(last_float(lambda loss: _loss_distance(term, loss) <= delta, LARGEST_LOSS), 0.0)
 
 
 def _loss_distance(term: Term, loss: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from trustregion.batch import TokenBatch, check_given, prepare
 from trustregion.bounds import interval
 from trustregion.divergences import Divergence, get_divergence
 from trustregion.metrics import LossStats
-from trustregion.numerics import round_down
+from trustregion.numerics import last_float, round_down
 from trustregion.ops.band_bounds import NATIVE
 from trustregion.ops.library import is_loaded, native
 from trustregion.regions import DcpoInterval, DivergenceBall, EntropyBand, RatioInterval, Region, parts_of
@@ -194,15 +194,7 @@ def _thresholds(
 
 def _last(holds: Callable[[Tensor], Tensor], dtype: torch.dtype) -> float:
     """The largest y for which holds(-y), as it does from 0 up to there; -inf where it never does."""
-    # Positive floats are ordered like the integers that have the same bits.
-    as_bits = torch.int64 if dtype == torch.float64 else torch.int32
-    low, high = -1, torch.tensor(-_SMALLEST_LOG_PROB, dtype=dtype, device="cpu").view(as_bits).item() + 1
-    while high - low > 1:
-        step = max((high - low) // 1024, 1)
-        bits = torch.arange(low + step, high, step, dtype=as_bits, device="cpu")
-        within = int(holds(-bits.view(dtype)).int().cumprod(0).sum())
-        low, high = low + within * step, min(low + (within + 1) * step, high)
-    return torch.tensor(low, dtype=as_bits, device="cpu").view(dtype).item() if low >= 0 else -math.inf
+    return last_float(lambda y: holds(-y), -_SMALLEST_LOG_PROB, dtype)
 
 
 def _first(holds: Callable[[Tensor], Tensor], dtype: torch.dtype) -> float:
