@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "every_preset.csv"
 UPDATES = 4  # a step
 SMALL = ["data.train_batch_size=8", f"actor_rollout_ref.actor.ppo_mini_batch_size={8 // UPDATES}"]
+SMALL += ["actor_rollout_ref.rollout.agent.num_workers=1"]  # a process less to start
 AT_LR_0 = ("clip_fraction", "log_ratio_abs_max", "divergence_max", "entropy_ratio_mean")
 DIFFERENCE = "training/rollout_probs_diff_mean"
 
