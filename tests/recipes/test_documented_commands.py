@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md")), *(ROOT / "examples").glob("*.md")]
-COMMAND = re.compile(r"^ *(?:\$ )?python -m recipes\.train (.*(?:\\\n.*)*)", re.MULTILINE)
+COMMAND = re.compile(r"(?:^ *(?:\$ )?|`)python -m recipes\.train ([^`\n]*(?:\\\n[^`\n]*)*)", re.MULTILINE)
 
 
 def overrides(command: str) -> tuple[str, ...]:
