@@ -1,5 +1,5 @@
-"""What mkdocs has to be told about this repository: README.md is a page, links out of docs/ become names of files, and the site
-asks the network for nothing."""
+"""What mkdocs has to be told about this repository: README.md is a page, links out of docs/ become names of files, and
+the site asks the network for nothing."""
 
 import posixpath
 import re
@@ -11,7 +11,7 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
 # What a browser fetches by itself; links that a reader follows are none of it.
-FETCHED = re.compile(r"""<(?:script|img|iframe|source)[^>]*\ssrc=["']?(?:https?:)?//|<link[^>]*\shref=["']?(?:https?:)?//""")
+FETCHED = re.compile(r"""<(?:(?:script|img|iframe|source)[^>]*\ssrc|link[^>]*\shref)=["']?(?:https?:)?//[^"'\s>]*""")
 
 
 def on_files(files, config):

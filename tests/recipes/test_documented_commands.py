@@ -24,7 +24,8 @@ def overrides(command: str) -> tuple[str, ...]:
     return tuple(word for word in words if word not in ("--help", "--dry-run"))
 
 
-COMMANDS = sorted({found for page in PAGES for text in COMMAND.findall(page.read_text(encoding="utf-8")) if (found := overrides(text))})
+FOUND = {overrides(text) for page in PAGES for text in COMMAND.findall(page.read_text(encoding="utf-8"))}
+COMMANDS = sorted(FOUND - {()})
 
 
 def test_there_are_such_commands():
