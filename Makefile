@@ -4,6 +4,7 @@
 # make test-long            everything, the long measurements included
 # make test-sanitize        the CPU kernels' tests under the address and undefined-behaviour sanitizers
 # make test-cuda-build      builds and links the CUDA kernels against a CUDA torch in a venv of its own (several GB; no GPU)
+# make docs                 builds the documentation as a site in build/site, strictly, in a venv of its own
 # make doctor               what is installed, what the machine can run
 VENV ?= .venv
 # What is installed already, else the CPU set: a GPU set is not overwritten by a later `make test`.
@@ -12,9 +13,9 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed-$(DEVICE)
 ARGS ?=
 
-.PHONY: setup quickstart test test-fast test-long test-sanitize test-cuda-build doctor clean
+.PHONY: setup quickstart test test-fast test-long test-sanitize test-cuda-build docs doctor clean
 setup: $(STAMP)
-$(STAMP): setup.py pyproject.toml scripts/install.sh $(wildcard requirements/*.txt) requirements/vllm-alias/pyproject.toml
+$(STAMP): setup.py pyproject.toml scripts/install.sh $(filter-out requirements/docs.txt,$(wildcard requirements/*.txt)) requirements/vllm-alias/pyproject.toml
 	VENV=$(VENV) bash scripts/install.sh $(DEVICE)
 	@rm -f $(VENV)/.installed-* && touch $@
 
@@ -50,6 +51,12 @@ test-cuda-build:
 	TRUSTREGION_BUILD=cuda $(CUDA_VENV)/bin/pip install -q --no-deps --no-build-isolation --target build/cuda .
 	cd build/cuda && ../cuda-venv/bin/python -c "from trustregion import ops; print(ops.describe()); \
 	  assert 'native on cpu' in ops.describe() and 'native on cuda' in ops.describe()"
+
+DOCS_VENV := build/docs-venv
+docs:
+	python3.11 -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/pip install -q --no-deps -r requirements/docs.txt
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict
 
 doctor: setup
 	$(PY) -m trustregion.doctor
