@@ -95,6 +95,19 @@ def test_what_is_skipped_is_skipped_with_a_reason(monkeypatch, capsys):
     assert "cpu kernels skipped: no C++ compiler '/no/compiler' on PATH" in capsys.readouterr().err
 
 
+def test_a_toolkit_that_does_not_fit_is_named(tmp_path):
+    assert "no nvcc" in build.toolkit_obstacle(None, "13.0") and "no nvcc" in build.toolkit_obstacle(str(tmp_path), "13.0")
+    nvcc, headers = tmp_path / "bin" / "nvcc", tmp_path / "targets" / "x86_64-linux" / "include"
+    nvcc.parent.mkdir()
+    nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 12.4, V12.4.131'\n")
+    nvcc.chmod(0o755)
+    assert "not CUDA's headers: set CUDA_HOME" in build.toolkit_obstacle(str(tmp_path), "12.8")
+    headers.mkdir(parents=True)
+    (headers / "cuda_runtime_api.h").touch()
+    assert "is of CUDA 12.4, torch of 13.0: set CUDA_HOME" in build.toolkit_obstacle(str(tmp_path), "13.0")
+    assert build.toolkit_obstacle(str(tmp_path), "12.8") is None
+
+
 def test_every_source_belongs_to_one_library():
     parts = build.parts()
     assert not set(parts["cpu"]) & set(parts["cuda"])
