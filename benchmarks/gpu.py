@@ -65,17 +65,19 @@ class Table:
         median = statistics.median(times)
         rate = moved / median / 1e6
         self.bandwidth = self.bandwidth or rate  # the copy is the first
-        numbers = {"median_ms": median, "p20_ms": p20, "p80_ms": p80}
-        self.rows.append(
-            {"what": what, "shape": shape} | {name: round(x, 4) for name, x in numbers.items()}
-            | {"gigabytes_per_s": round(rate), "percent": round(100 * rate / self.bandwidth, 1), "launches": launches(run)}
-            | self.where
-        )  # fmt: skip
+        times = {"median_ms": round(median, 4), "p20_ms": round(p20, 4), "p80_ms": round(p80, 4)}
+        rates = {"gigabytes_per_s": round(rate), "percent": round(100 * rate / self.bandwidth, 1)}
+        self.rows.append({"what": what, "shape": shape, **times, **rates, "launches": launches(run), **self.where})
         print(*list(self.rows[-1].values())[:8], sep="\t", flush=True)
 
 
 def bytes_of(*tensors: torch.Tensor | None) -> int:
     return sum(x.nbytes for x in tensors if x is not None)
+
+
+def time_copy(table: Table) -> None:
+    source = torch.zeros(1 << 30, dtype=torch.uint8, device="cuda")
+    table.add("copy", f"{len(source)} bytes", partial(torch.empty_like(source).copy_, source), 2 * source.nbytes)
 
 
 @torch.no_grad()
@@ -122,10 +124,7 @@ def time_statistics(table: Table) -> None:
 def main():
     print(describe())
     table = Table()
-    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda").zero_()
-    copy = torch.empty_like(source)
-    table.add("copy", f"{len(source)} bytes", lambda: copy.copy_(source), 2 * source.nbytes)
-    del source, copy
+    time_copy(table)
     time_bounds(table)
     time_losses(table)
     time_statistics(table)

@@ -96,7 +96,8 @@ def test_what_is_skipped_is_skipped_with_a_reason(monkeypatch, capsys):
 
 
 def test_a_toolkit_that_does_not_fit_is_named(tmp_path):
-    assert "no nvcc" in build.toolkit_obstacle(None, "13.0") and "no nvcc" in build.toolkit_obstacle(str(tmp_path), "13.0")
+    for nowhere in (None, str(tmp_path)):
+        assert "no nvcc" in build.toolkit_obstacle(nowhere, "13.0")
     nvcc, headers = tmp_path / "bin" / "nvcc", tmp_path / "targets" / "x86_64-linux" / "include"
     nvcc.parent.mkdir()
     nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 12.4, V12.4.131'\n")
@@ -104,7 +105,7 @@ def test_a_toolkit_that_does_not_fit_is_named(tmp_path):
     assert "not CUDA's headers: set CUDA_HOME" in build.toolkit_obstacle(str(tmp_path), "12.8")
     headers.mkdir(parents=True)
     (headers / "cuda_runtime_api.h").touch()
-    assert "is of CUDA 12.4, torch of 13.0: set CUDA_HOME" in build.toolkit_obstacle(str(tmp_path), "13.0")
+    assert "is CUDA 12.4, torch of CUDA 13.0: set CUDA_HOME" in build.toolkit_obstacle(str(tmp_path), "13.0")
     assert build.toolkit_obstacle(str(tmp_path), "12.8") is None
 
 

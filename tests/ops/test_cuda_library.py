@@ -1,4 +1,4 @@
-"""The CUDA library, with or without a GPU: what it registers, what it is compiled for. `make test-cuda-build` makes one."""
+"""The CUDA library, with or without a GPU: what it registers and is compiled for. `make test-cuda-build` has one."""
 
 import os
 import re

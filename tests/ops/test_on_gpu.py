@@ -1,6 +1,7 @@
 """The CUDA operators on a GPU against the CPU's, on the last GPU there is while the first is current."""
 
 from dataclasses import fields, is_dataclass, replace
+from functools import partial
 
 import pytest
 import torch
@@ -38,7 +39,7 @@ def to(device, x):
 
 def bits_of(x) -> list[torch.Tensor]:
     if isinstance(x, torch.Tensor):
-        return [x.detach().contiguous().view(torch.uint8)]
+        return [x.detach().reshape(-1).view(torch.uint8)]
     values = x if isinstance(x, tuple | list) else x.values() if isinstance(x, dict) else vars(x).values()
     return [bits for value in values if value is not None for bits in bits_of(value)]
 
@@ -47,7 +48,7 @@ def twice(run):
     """What it returns, on the CPU, once it has returned the same bits on a stream of its own."""
     result, stream = run(), torch.cuda.Stream(GPU)
     stream.wait_stream(torch.cuda.current_stream(GPU))
-    with torch.cuda.device(0), torch.cuda.stream(stream):
+    with torch.cuda.stream(stream):
         again = run()
     stream.synchronize()
     assert all(a.equal(b) for a, b in zip(bits_of(result), bits_of(again), strict=True))
@@ -59,8 +60,9 @@ def twice(run):
 def test_bounds(divergence, dtype):
     x = bounds.log_probs(dtype, 70_000)
     for part in (x, x[:0], x[:1], x[:255], x[:257], x[::3], x[:60_000].view(200, 300).T):
+        on_gpu = to(GPU, part)
         for delta in (1e-3, 0.05, 0.9):
-            ours = twice(lambda part=to(GPU, part), delta=delta: band_bounds(part, divergence, delta))
+            ours = twice(partial(band_bounds, on_gpu, divergence, delta))
             bounds.assert_same(ours, band_bounds(part, divergence, delta), part, divergence, delta)
 
 
@@ -102,15 +104,14 @@ def test_statistics_of_any_shape(dtype, cells):
     for V in (7, 1025, 5000):
         for rows in ((0,), (1,), (5,), (3, 40), (2, 3, 4)):
             logits, tokens = random_logits(*rows, V, dtype=dtype), random_ids(*rows, V=V)
-            tokens.view(-1)[1::5] = IGNORE_INDEX
+            tokens.view(-1)[1::4] = IGNORE_INDEX  # none of those that `arguments` names
             temperature = torch.linspace(0.5, 2, tokens.numel()).view(rows)
             check_statistics(logits, tokens, cells)
             check_statistics(logits, tokens.int(), cells, temperature)
-    whole = random_logits(2, 3, 709, dtype=dtype)
-    for view in (whole[..., 1:701], whole[..., 3:703], whole[:, ::2, :700], whole.permute(1, 0, 2), whole.transpose(0, 2)):
-        check_statistics(view, random_ids(*view.shape[:-1], V=view.shape[-1]).clamp(max=view.shape[-1] - 1), "none")
-        if view.shape[-1] > 5:
-            check_statistics(view, random_ids(*view.shape[:-1], V=view.shape[-1]), cells)
+    whole = random_logits(30, 3, 709, dtype=dtype)
+    views = whole[..., 1:701], whole[..., 3:703], whole[:, ::2, :700], whole.permute(1, 0, 2), whole.transpose(0, 2)
+    for view in views:
+        check_statistics(view, random_ids(*view.shape[:-1], V=view.shape[-1]), cells)
 
 
 @pytest.mark.parametrize("cells", stats.CELLS)
@@ -130,7 +131,8 @@ def check_statistics(logits, tokens, cells, temperature=1.0, K=5):
         logits, tokens, temperature, given = on_gpu
         return stats.every_result(logits, tokens, temperature, **given)
 
-    (ours, our_gradient), (theirs, their_gradient) = twice(run), stats.every_result(logits, tokens, temperature, **given)
+    ours, our_gradient = twice(run)
+    theirs, their_gradient = stats.every_result(logits, tokens, temperature, **given)
     assert ours.cell_ids is None or ours.cell_ids.equal(theirs.cell_ids)
     stats.assert_same_results(ours, our_gradient, theirs, their_gradient)
 

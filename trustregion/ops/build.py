@@ -59,7 +59,7 @@ def toolkit_obstacle(home: str | None, wanted: str) -> str | None:
     said = subprocess.run([f"{home}/bin/nvcc", "--version"], capture_output=True, text=True).stdout
     release = re.search(r"release ((\d+)\.\d+)", said)
     if release and release[2] != wanted.split(".")[0]:
-        return f"nvcc in {home} is of CUDA {release[1]}, torch of {wanted}: set CUDA_HOME to a toolkit of torch's version"
+        return f"{home} is CUDA {release[1]}, torch of CUDA {wanted}: set CUDA_HOME to a toolkit of torch's version"
     return None
 
 
