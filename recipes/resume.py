@@ -31,9 +31,9 @@ def goes_on(config: DictConfig) -> bool:
 def choose_start(config: DictConfig, steps: list[int], say: Callable[[str], None]):
     """Sets what verl is to start from, as `config.trainer.resume_mode` (auto, disable or resume_path) says.
 
-    `steps` are those that the run's folder has rows of metrics for. Tells `say` which checkpoint was chosen, and which were
-    not and why. Raises UserError where the run would start from step 0 by accident, or from a checkpoint that is damaged,
-    that other workers wrote, or that is not in the run's folder.
+    `steps` are those that the run's folder has rows of metrics for. Tells `say` which checkpoint was chosen, and which
+    newer ones were not and why. Raises UserError where the run would start from step 0 by accident, or from a checkpoint
+    that is damaged, that other workers wrote, or that is not in the run's folder.
     """
     mode = config.trainer.resume_mode
     if mode == "disable":
@@ -55,7 +55,7 @@ def choose_start(config: DictConfig, steps: list[int], say: Callable[[str], None
     if _is_inside(checkpoint, Path(config.run_dir)):
         for later in checkpoint_folders(checkpoints_of(config)):
             if step_of(later) > step_of(checkpoint) and is_sealed(later):
-                give_up(later)  # else the next resume would take it, with steps that will have been trained again by then
+                give_up(later)  # else the next resume would take it, when its steps have been trained again
         with open_dict(config):
             config.trainer.val_before_train = False  # the row of this step is there, validation or not
     say(f"goes on from the checkpoint of step {step_of(checkpoint)}: {checkpoint}")

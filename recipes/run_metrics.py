@@ -29,8 +29,8 @@ class RunMetrics:
         self._offset = 0
 
     def take_over(self) -> list[dict]:
-        """Appends what the logger has written since the last call, and returns it. A row replaces those of its own and of
-        all later steps: they are being trained again."""
+        """Appends what the logger has written since the last call, and returns it. A row replaces those of its own and
+        of all later steps: they are being trained again."""
         if not self.logged.exists():
             return []
         with open(self.logged, "rb") as file:

@@ -12,7 +12,7 @@ from trustregion.verl_plugin.checkpoints import check, seal
 
 @pytest.fixture
 def run(configure, tmp_path):
-    """run(*overrides, steps=[...]) -> (config after the choice, what was said); run.save(step) makes a whole checkpoint."""
+    """run(*overrides, steps=[...]) -> (its config.trainer, what was said); run.save(step) makes a whole checkpoint."""
 
     def run(*overrides, steps=(), name="x"):
         config = configure(f"name={name}", f"runs={tmp_path}", "trainer.resume_mode=auto", *overrides)
@@ -49,7 +49,8 @@ def test_the_last_whole_checkpoint_is_taken_and_the_others_are_named(run):
     trainer, said = run("trainer.val_before_train=true", steps=range(1, 13))
     assert (trainer.resume_mode, trainer.val_before_train) == ("resume_path", False)
     assert trainer.resume_from_path.endswith("checkpoints/global_step_4")
-    assert "skipped: global_step_12 has no manifest.json" in said and "skipped: global_step_10 data.pt is damaged" in said
+    assert "skipped: global_step_12 has no manifest.json" in said
+    assert "skipped: global_step_10 data.pt is damaged" in said
     assert "goes on from the checkpoint of step 4" in said
     # 10 will be trained again, and must not be taken for what it was even if it were whole.
     assert not (newest.with_name("global_step_10") / "manifest.json").exists()

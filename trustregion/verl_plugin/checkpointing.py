@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import fmean
 
 from omegaconf import open_dict
+from safetensors import safe_open
 from verl.utils.debug import marked_timer
 
 from trustregion.verl_plugin import checkpoints
@@ -81,11 +82,12 @@ class WholeCheckpoints:
         return metrics
 
     def _save_model(self, name: str, step: int, score: float | None = None):
-        """Writes the actor's weights as safetensors, with config and tokenizer, into the folder `name`, replacing it."""
+        """Writes the actor's weights as safetensors, with config and tokenizer, over the folder `name`."""
         folder, written = self._root / name, self._root / f".{name}"
         shutil.rmtree(written, ignore_errors=True)
         try:
             self.actor_rollout_wg.save_model_folder(str(written))
+            _correct_dtype(written / "huggingface")
             (written / "huggingface" / MODEL_FACTS).write_text(json.dumps({"step": step, "score": score}))
             if folder.exists():
                 folder.rename(written / "before")
@@ -93,6 +95,15 @@ class WholeCheckpoints:
         except Exception as error:
             raise self._not_written(written, error) from error
         shutil.rmtree(written)
+
+
+def _correct_dtype(folder: Path):
+    """verl's config.json says bfloat16 whatever the weights are, and transformers would load them as that."""
+    with safe_open(next(folder.glob("*.safetensors")), framework="pt") as weights:
+        dtype = weights.get_tensor(next(iter(weights.keys()))).dtype
+    config = json.loads((folder / "config.json").read_text())
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
 
 
 def _room(folder: Path) -> str:

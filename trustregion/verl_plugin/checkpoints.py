@@ -1,5 +1,5 @@
-"""Whole checkpoints. verl writes the files of `global_step_N` one after the other; a manifest with the size and sha256 of
-each, written last, says that they are all there. No manifest, no checkpoint. Imports neither verl nor torch."""
+"""Whole checkpoints. verl writes the files of `global_step_N` one after the other; a manifest with the size and sha256
+of each, written last, says that they are all there. No manifest, no checkpoint. Imports neither verl nor torch."""
 
 import hashlib
 import json
@@ -37,18 +37,19 @@ def seal(folder: Path):
     """Writes the manifest of a checkpoint whose files are all written, and has the disk keep both.
 
     Every file is read once, several at a time: about as long as writing them took.
-    Raises NotWhole when the file of a worker is missing, as it is when workers on other nodes wrote it to disks of their own.
+    Raises NotWhole when the file of a worker is missing, as when workers on other nodes wrote to disks of their own.
     """
     paths = _files(folder)
     _check_ranks(folder, paths)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        files = dict(zip(map(str, paths), pool.map(lambda path: _measure(folder / path, sync=True), paths), strict=True))
-    write_whole(folder / MANIFEST, json.dumps({"workers": _workers(paths), "files": files}, indent=1))
+        measured = pool.map(lambda path: _measure(folder / path, sync=True), paths)
+        manifest = {"workers": _workers(paths), "files": dict(zip(map(str, paths), measured, strict=True))}
+    write_whole(folder / MANIFEST, json.dumps(manifest, indent=1))
 
 
 def check(folder: Path) -> dict:
-    """Compares every file with the manifest, which is returned: `workers`, the number of FSDP workers that wrote it, and
-    `files`, path -> [bytes, sha256]. Raises NotWhole."""
+    """Compares every file with the manifest, which is returned: `workers`, the number of FSDP workers that wrote it,
+    and `files`, path -> [bytes, sha256]. Raises NotWhole."""
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         expected = {str(path): tuple(facts) for path, facts in manifest["files"].items()}

@@ -1,5 +1,5 @@
-"""Notices dead processes. verl alone trains on what is left of a batch when a rollout server dies, and then waits for the dead
-one for good; of a dead worker another one's broken connection may be all that it says."""
+"""Notices dead processes. verl alone trains on what is left of a batch when a rollout server dies, and then waits for
+the dead one for good; of a dead worker another one's broken connection may be all that it says."""
 
 import os
 import threading
@@ -45,7 +45,7 @@ class Health:
         self._checked = 0.0
 
     def check(self, now: bool = False):
-        """Raises ProcessDied when an engine or a worker is dead or a server does not answer; asks every 5 s, or `now`."""
+        """Raises ProcessDied when an engine or a worker is dead or a server does not answer; every 5 s, or `now`."""
         if not now and time.monotonic() - self._checked < CHECK_SECONDS:
             return
         for name, answer in [(name, s.__ray_call__.remote(_engine_is_dead)) for name, s in self._servers.items()]:
@@ -73,7 +73,7 @@ class Health:
                     raise ProcessDied(f"{name} is dead: its process has ended.") from error
 
     def name_the_dead(self, error: Exception):
-        """Raises ProcessDied from `error` when a node, a server or a worker is gone, which is then the reason for it."""
+        """Raises ProcessDied from `error` when a node, a server or a worker is gone: then that is the reason."""
         deadline = time.monotonic() + LAST_LOOK_SECONDS
         while time.monotonic() < deadline:
             try:
