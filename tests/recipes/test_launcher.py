@@ -11,6 +11,7 @@ from recipes import launcher
 from recipes.errors import UserError
 from recipes.launcher import how_to_go_on, launch, lock_machine, make_run_dir
 from recipes.processes import ProcessTree
+from recipes.run_metrics import RunMetrics
 from trustregion.verl_plugin.checkpoints import seal
 
 ROW = json.dumps({"step": 1, "data": {"critic/rewards/mean": 0.5}})
@@ -188,3 +189,39 @@ def test_an_interrupted_run_does_not_go_on_by_itself(launch_driver, capsys):
         launch_driver(saves([3], end=interrupt), lambda: None, "max_restarts=2")
     said = capsys.readouterr().out
     assert "restart" not in said and "To go on from the checkpoint of step 2" in said
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """small_disk("size=100k") -> the run's folder, on a file system of its own."""
+
+    def mount(options):
+        (tmp_path / "x").mkdir(exist_ok=True)
+        if os.getuid() != 0 or os.system(f"mount -t tmpfs -o {options} tmpfs {tmp_path / 'x'}"):
+            pytest.skip("may not mount")
+        return tmp_path / "x"
+
+    yield mount
+    os.system(f"umount -l {tmp_path / 'x'} 2>/dev/null")
+
+
+def test_a_full_disk_is_named_and_the_rows_before_it_stay(launch_driver, small_disk):
+    folder = small_disk("size=300k")
+    fills = """
+with open(os.environ['VERL_FILE_LOGGER_PATH'], 'ab', buffering=0) as file:
+    for step in range(1, 1000):
+        file.write(b'{"step": %d, "data": {"critic/rewards/mean": 0.5}}' % step + b' ' * 10000 + b'\\n')
+        time.sleep(0.05)
+"""
+    with pytest.raises(UserError, match=r"(?s)(No space left on device|exited with).*The \d+ finished steps are in"):
+        launch_driver(fills, lambda: None, "trainer.resume_mode=auto")
+    rows = steps_of(folder)
+    assert 5 < len(rows) and rows == list(range(1, len(rows) + 1))
+    os.system(f"mount -o remount,size=2m {folder}")
+    assert RunMetrics(folder).steps[: len(rows)] == rows
+
+
+def test_a_folder_that_may_only_be_read(launch_driver, small_disk):
+    small_disk("ro")
+    with pytest.raises(UserError, match="cannot write to .*x .Read-only file system"):
+        launch_driver("", lambda: None, "trainer.resume_mode=auto")

@@ -17,6 +17,11 @@ class ProcessDied(RuntimeError):
     """A rollout server, its engine, a worker or a node is gone; the message names it, with its pid."""
 
 
+def how_it_died(error: ray.exceptions.RayActorError) -> str:
+    """Ray's own account: after what it says of the actor, in the last line."""
+    return str(error).strip().splitlines()[-1].strip()
+
+
 def _engine_is_dead(server) -> bool:
     engine = getattr(server, "engine", None)  # nodes after the first of a replica have none
     return engine is not None and bool(engine.errored)
@@ -52,7 +57,7 @@ class Health:
             try:
                 dead = ray.get(answer, timeout=ANSWER_SECONDS)
             except ray.exceptions.RayActorError as error:
-                raise ProcessDied(f"{name} is dead: its process has ended.") from error
+                raise ProcessDied(f"{name} is dead: {how_it_died(error)}") from error
             except ray.exceptions.GetTimeoutError as error:
                 raise ProcessDied(f"{name} has not answered for {ANSWER_SECONDS:.0f} s.") from error
             if dead:
@@ -70,7 +75,7 @@ class Health:
                 try:
                     ray.get(answer)
                 except ray.exceptions.RayActorError as error:
-                    raise ProcessDied(f"{name} is dead: its process has ended.") from error
+                    raise ProcessDied(f"{name} is dead: {how_it_died(error)}") from error
 
     def name_the_dead(self, error: Exception):
         """Raises ProcessDied from `error` when a node, a server or a worker is gone: then that is the reason."""
