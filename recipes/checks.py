@@ -8,6 +8,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from recipes.errors import UserError
+from recipes.resume import RESUME_MODES
 from trustregion import ConfigError, MethodConfig
 from trustregion.verl_plugin.names import AGENT_LOOP, COLOCATE_ASYNC, LOSS_CONFIG, LOSS_NAME, SEPARATE_ASYNC, SYNC
 
@@ -54,8 +55,12 @@ def _problems(config: DictConfig) -> Iterator[str]:
 def _run_problems(config: DictConfig) -> Iterator[str]:
     if not isinstance(config.seed, int) or isinstance(config.seed, bool) or not 0 <= config.seed < 2**31:
         yield f"seed = {config.seed!r}: must be a whole number >= 0 and < 2^31"
-    if not isinstance(config.dry_run, bool):
-        yield f"dry_run = {config.dry_run!r}: must be true or false"
+    for key in ("dry_run", "restart_without_checkpoint", "trust_checkpoint"):
+        if not isinstance(config[key], bool):
+            yield f"{key} = {config[key]!r}: must be true or false"
+    restarts = config.max_restarts
+    if not isinstance(restarts, int) or isinstance(restarts, bool) or restarts < 0:
+        yield f"max_restarts = {restarts!r}: must be a whole number >= 0"
     for key in ("name", "runs", "run_dir", "assets"):
         if not _is_text(config[key]):
             yield f"{key} = {config[key]!r}: must be text (quote what looks like a number: {key}='\"...\"')"
@@ -150,9 +155,25 @@ def _trainer_problems(config: DictConfig) -> Iterator[str]:
         yield f"trainer.logger = {logger!r}: must be a list of verl's trackers, which are {', '.join(LOGGERS)}"
     elif "file" not in loggers:
         yield f"trainer.logger = {logger!r}: lacks file, which progress and summary are read from. Add it: trainer.logger=[file,...]"
+    yield from _checkpoint_problems(config)
     rate = config.actor_rollout_ref.actor.optim.lr
     if not _is_number(rate) or rate < 0:
         yield f"actor_rollout_ref.actor.optim.lr = {rate!r}: must be a number >= 0"
+
+
+def _checkpoint_problems(config: DictConfig) -> Iterator[str]:
+    trainer = config.trainer
+    if trainer.resume_mode not in RESUME_MODES:
+        yield f"trainer.resume_mode = {trainer.resume_mode!r}: must be one of {', '.join(RESUME_MODES)}"
+    elif (trainer.resume_mode == "resume_path") != _is_text(trainer.resume_from_path):
+        yield f"trainer.resume_from_path = {trainer.resume_from_path!r}: must be the folder of a checkpoint with trainer.resume_mode=resume_path, and null otherwise"
+    keep = trainer.max_actor_ckpt_to_keep
+    if keep is not None and not _is_count(keep):
+        yield f"trainer.max_actor_ckpt_to_keep = {keep!r}: must be a whole number >= 1, or null for all"
+    if trainer.max_critic_ckpt_to_keep not in (None, keep):
+        yield f"trainer.max_critic_ckpt_to_keep = {trainer.max_critic_ckpt_to_keep!r}: checkpoints are kept whole, as many as trainer.max_actor_ckpt_to_keep says. {REMOVE}"
+    if trainer.get("remove_previous_ckpt_in_save"):
+        yield "trainer.remove_previous_ckpt_in_save = True: removes a checkpoint before the next is whole. Use trainer.max_actor_ckpt_to_keep=1."
 
 
 def _separate_problems(config: DictConfig) -> Iterator[str]:

@@ -40,7 +40,7 @@ def _check_model(config: DictConfig):
     if vocabulary is not None and K is not None and K >= vocabulary:
         raise UserError(f"method.K = {K}: {said} has a vocabulary of {vocabulary} tokens, and K must leave a rest. Lower it.")
     if "vision_config" not in model:  # else verl formats the prompts by the model's processor
-        _check_tokenizer(config)
+        _check_tokenizer(config, vocabulary)
     tokens, longest = data.max_prompt_length + data.max_response_length, longest_sequence(model)
     if longest is not None and tokens > longest:
         raise UserError(
@@ -49,13 +49,13 @@ def _check_model(config: DictConfig):
         )
 
 
-def _check_tokenizer(config: DictConfig):
+def _check_tokenizer(config: DictConfig, vocabulary: int | None):
     model = config.actor_rollout_ref.model
     key, path = "model.path", model.path
     if model.tokenizer_path:
         key, path = "actor_rollout_ref.model.tokenizer_path", model.tokenizer_path
     if _is_here(path, config):
-        check_chat(path, key, model.custom_chat_template, model.trust_remote_code)
+        check_chat(path, key, model.custom_chat_template, model.trust_remote_code, vocabulary)
 
 
 def _check_data(config: DictConfig):

@@ -45,11 +45,16 @@ def check_model_folder(path: str | os.PathLike, key: str = "model.path", trust_r
 
 
 def check_chat(
-    path: str | os.PathLike, key: str = "model.path", chat_template: str | None = None, trust_remote_code: bool = False
+    path: str | os.PathLike,
+    key: str = "model.path",
+    chat_template: str | None = None,
+    trust_remote_code: bool = False,
+    vocabulary: int | None = None,
 ):
     """Formats one message as verl does: by the tokenizer in the folder `path` and its chat template, or `chat_template`.
 
-    Raises UserError when the tokenizer cannot be loaded, or has no chat template that works.
+    Raises UserError when the tokenizer cannot be loaded, has tokens beyond the model's `vocabulary`, or has no chat
+    template that works.
     """
     from transformers import AutoTokenizer
 
@@ -60,6 +65,11 @@ def check_chat(
         )
     except Exception as error:  # each kind of tokenizer fails in ways of its own
         raise UserError(f"{said}: transformers cannot load the tokenizer ({_first_line(error)}). {REMEDY}.") from error
+    if vocabulary is not None and len(tokenizer) > vocabulary:
+        raise UserError(
+            f"{said}: the tokenizer has {len(tokenizer)} tokens and the model {vocabulary} (vocab_size in its config.json), so it is "
+            "another model's. Give the one that the model was trained with."
+        )
     remedy = "Choose a model trained for chat, or give a template with actor_rollout_ref.model.custom_chat_template=..."
     if not (chat_template or tokenizer.chat_template):
         raise UserError(f"{said}: the tokenizer has no chat template, and prompts are chat messages. {remedy}")

@@ -55,7 +55,7 @@ SETTING = (
     ("workers a node", "trainer.n_gpus_per_node"),
     ("device", "trainer.device"),
 )
-FILES = ("summary.md", "dynamics.png", "metrics.jsonl", "samples/", "config.yaml", "log.txt")
+FILES = ("summary.md", "dynamics.png", "metrics.jsonl", "samples/", "config.yaml", "log.txt", "checkpoints/")
 
 
 def write_report(run_dir: Path, console: Console, command: list[str]) -> None:

@@ -76,8 +76,9 @@ def test_stopped_and_resumed_is_as_if_it_had_not_been(train, method, field):
     assert values[0] == getattr(load_preset(method).region, "delta", 0.05) and len(set(values)) == 4
     checkpoint = straight.folder / "checkpoints" / "global_step_2"
     resumed = train(
-        *overrides, "trainer.resume_mode=resume_path", f"trainer.resume_from_path={checkpoint}", name="resumed"
-    )
+        *overrides, "trainer.resume_mode=resume_path", f"trainer.resume_from_path={checkpoint}",
+        "trust_checkpoint=true", name="resumed",
+    )  # fmt: skip
     assert len(resumed.rows) == 2
     for step, row in enumerate(resumed.rows, start=3):
         expected = straight.rows[step - 1]
