@@ -19,7 +19,7 @@ EXTRAS = {
     "gpu": ["vllm==0.24.0", "flash-attn==2.8.3", "liger-kernel>=0.8.2", "transformers>=5.5.3,<5.11"],
     "eval": ["math-verify>=0.9", "datasets>=3"],
     "plots": ["matplotlib>=3.8"],
-    "sweep": ["hydra-submitit-launcher>=1.2"],
+    "sweep": ["hydra-submitit-launcher==1.2.0", "submitit==1.5.4"],
     "dev": ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.5", "hypothesis>=6", "mpmath>=1.3", "setuptools>=77"],
 }
 

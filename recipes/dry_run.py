@@ -18,13 +18,7 @@ def dry_run(config: DictConfig, command: list[str]):
 
     Raises UserError when verl refuses it.
     """
-    os.environ.update({key: str(value) for key, value in config.cluster.env.items()})  # verl reads it when imported
-    with redirect_stdout(sys.stderr), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            validate(config)
-        except Exception as error:  # assertions, ValueErrors and Hydra's, each with the key in it
-            raise UserError(f"verl refuses the configuration: {error}") from error
+    ask_verl(config)
     workers = config.trainer.nnodes * config.trainer.n_gpus_per_node
     print(f"# {shlex.join(part for part in command if part not in ('--dry-run', 'dry_run=true'))}")
     print(f"# files: {config.run_dir}")
@@ -33,3 +27,14 @@ def dry_run(config: DictConfig, command: list[str]):
         print(f"# note: {sentence}")
     print("# passed all checks of the configuration. Not looked at: GPUs, Ray, the model, data files and reward function.")
     print(OmegaConf.to_yaml(config, resolve=True), end="")
+
+
+def ask_verl(config: DictConfig):
+    """Raises UserError when verl refuses `config`."""
+    os.environ.update({key: str(value) for key, value in config.cluster.env.items()})  # verl reads it when imported
+    with redirect_stdout(sys.stderr), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            validate(config)
+        except Exception as error:  # assertions, ValueErrors and Hydra's, each with the key in it
+            raise UserError(f"verl refuses the configuration: {error}") from error

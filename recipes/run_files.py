@@ -34,9 +34,10 @@ class Metrics:
         return first_of(self.series, *keys) or {}
 
 
-def read_metrics(path: Path) -> Metrics:
+def read_metrics(*paths: Path) -> Metrics:
+    """The metrics of one run, from its files in the order in which they were written."""
     steps, series, not_finite = set(), defaultdict(dict), defaultdict(set)
-    for line in path.read_bytes().split(b"\n") if path.exists() else []:
+    for line in b"\n".join(path.read_bytes() for path in paths if path.exists()).split(b"\n"):
         try:
             row = json.loads(line)
             step, data = int(row["step"]), row["data"].items()

@@ -31,7 +31,7 @@ def test_the_shared_compositions_are_what_hydra_composes(configure):
     assert shared.chosen == {"method": "band_kl", "model": "smollm2_135m"}
 
 
-@pytest.mark.parametrize("group", [group for group in GROUPS if group != "experiment"])
+@pytest.mark.parametrize("group", [group for group in GROUPS if group not in ("experiment", "sweep")])
 @pytest.mark.parametrize("override", ["{}=null", "~{}", "{}=[]", "{}=[a,b]", "{}=3"])
 def test_each_group_has_one_choice(group, override):
     argument = override.format(group)
@@ -45,6 +45,8 @@ def test_a_choice_that_does_not_exist_is_answered_with_the_nearest_that_does():
         check_choices(["method=band_lk"])
     with pytest.raises(UserError, match=r"no such experiment. Did you mean 'bandpo/band_kl'\? Allowed: bandpo/band_chi2, "):
         check_choices(["experiment=bandpo/band_lk"])
+    with pytest.raises(UserError, match=r"^method=grpo,band_lk: no such method. Did you mean 'band_kl'\?"):
+        check_choices(["-m", "method=grpo,band_lk"])
 
 
 def test_parts_of_choices_are_none():
@@ -55,7 +57,7 @@ def test_parts_of_choices_are_none():
 
 
 def test_what_is_no_choice_of_a_group_is_left_to_hydra():
-    check_choices(["experiment=null", "--cfg", "job", "-m", "method=grpo,band_kl", "method.delta=null", "data=", "seed=[1,", "data.train_files=[a,b]"])
+    check_choices(["experiment=null", "sweep=null", "--cfg", "job", "-m", "method=grpo,band_kl", "method.delta=null", "data=", "seed=[1,", "data.train_files=[a,b]"])
 
 
 @pytest.mark.parametrize("method", preset_names())
