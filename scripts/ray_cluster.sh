@@ -37,7 +37,7 @@ no_token() { fail "no token: set RAY_AUTH_TOKEN to the head's, or copy its ~/.ra
 start() { # $1: the cluster's address; the rest: options of ray start
   local address=$1 pid
   shift
-  mkdir -p -m 700 "$here"
+  (umask 077 && mkdir -p "$here")
   : >"$here/log.txt"
   # A session of its own: `stop` ends that session, where `ray stop` would end every Ray of this machine.
   # shellcheck disable=SC2086

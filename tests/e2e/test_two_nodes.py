@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -28,10 +29,11 @@ def on_two_nodes(tmp_path):
     if reason := why_not():
         pytest.skip(reason)
 
-    def run(*command: str) -> subprocess.CompletedProcess:
+    def run(*command: str, **environment: str) -> subprocess.CompletedProcess:
         return subprocess.run(
             [str(ROOT / "tests/e2e/two_nodes.sh"), str(tmp_path), *command],
-            env={**os.environ, "PYTHON": sys.executable}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=500,
+            env={**os.environ, "PYTHON": sys.executable, "RAY_DEDUP_LOGS": "0", **environment},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600,
         )  # fmt: skip
 
     return run
@@ -43,15 +45,36 @@ def responses(run: Path) -> list[str]:
 
 def test_two_nodes_compute_what_two_workers_compute(train, on_two_nodes, tmp_path):
     one_update = "actor_rollout_ref.actor.ppo_mini_batch_size=16"  # so that the first update sees the same sequences
-    common = [one_update, "trainer.total_training_steps=5"]
-    one = train(*common, "cluster.workers=2", name="one_node")
-    done = on_two_nodes(sys.executable, "-m", "recipes.train", f"runs={tmp_path}", "name=two_nodes", "cluster=cpu_2x1", *common)
-    assert done.returncode == 0, done.stdout
+    one = train(one_update, "trainer.total_training_steps=1", "cluster.workers=2", name="one_node").folder
     two = tmp_path / "two_nodes"
+    command = [sys.executable, "-m", "recipes.train", f"run_dir={two}", "cluster=cpu_2x1", one_update, "trainer.total_training_steps=5"]
+    done = on_two_nodes(*command)
+    assert done.returncode == 0, done.stdout
     log = (two / "log.txt").read_text(errors="replace")
-    assert "TrustRegionWorker" in log and "ip=10.77.0.2" in log  # of what the second node had to say
-    rows = [json.loads(line)["data"] for line in (two / "metrics.jsonl").read_text().splitlines()]
-    assert len(rows) == 5 and max(row["training/rollout_probs_diff_max"] for row in rows) < 1e-5
-    assert responses(two) == responses(one.folder)
+    for process in ("WorkerDict", "TopKServer"):  # FSDP's, and vLLM's
+        assert re.search(rf"\({process} pid=\d+, ip=10.77.0.2\)", log) and re.search(rf"\({process} pid=\d+\)", log)
+    rows = {run: [json.loads(line)["data"] for line in (run / "metrics.jsonl").open()] for run in (one, two)}
+    assert len(rows[two]) == 5 and max(row["training/rollout_probs_diff_max"] for row in rows[two]) < 1e-5
+    assert responses(two) == responses(one)
     for key in ("actor/pg_loss", "actor/grad_norm"):
-        assert rows[0][key] == pytest.approx(one.rows[0][key], rel=1e-5), key
+        assert rows[two][0][key] == pytest.approx(rows[one][0][key], rel=1e-5), key
+
+
+def test_before_training_nodes_are_compared(on_two_nodes):
+    """On the same two: first as the run is, then with a file of one node's own and more nodes than there are."""
+    preflight = f"{sys.executable} -m recipes.train cluster=cpu_2x1 preflight=only"
+    script = f"{preflight}; echo as it is: $?; cp assets/arithmetic-0/*.parquet /tmp; set -- /tmp/*.parquet; {preflight} data.val_files=$1 trainer.nnodes=3; echo wrong: $?"
+    done = on_two_nodes("bash", "-c", script)
+    assert "found: cluster: 2 nodes, hosta (10.77.0.1) with 1 GPUs, hostb (10.77.0.2) with 1 GPUs; the same" in done.stdout, done.stdout
+    assert "found: one token: vLLM sampled" in done.stdout and "as it is: 0\n" in done.stdout, done.stdout
+    wrong = done.stdout.partition("as it is: 0")[2]
+    assert "trainer.nnodes = 3" in wrong and "hostb (10.77.0.2): not there: /tmp/" in wrong and "wrong: 2\n" in wrong, wrong
+    assert "hosta (10.77.0.1): not there" not in wrong
+
+
+def test_a_node_with_another_environment_is_named(on_two_nodes):
+    command = [sys.executable, "-m", "recipes.train", "cluster=cpu_2x1", "preflight=only"]
+    done = on_two_nodes(*command, ON_HOSTB="VERL_USE_EXTERNAL_PLUGINS=none NCCL_ALGO=Ring")
+    assert done.returncode == 2 and "hostb (10.77.0.2): verl does not know our policy loss" in done.stdout, done.stdout
+    assert "hosta (10.77.0.1): verl" not in done.stdout
+    assert re.search(r"\n *VERL_USE_EXTERNAL_PLUGINS +not set +none\n", done.stdout) and "NCCL_ALGO" in done.stdout

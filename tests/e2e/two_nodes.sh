@@ -3,7 +3,8 @@
 #
 # Makes two hosts, each with a network interface, a name, processes, a /tmp and shared memory of its own and a cable to
 # the other; starts a Ray cluster on them by scripts/ray_cluster.sh; runs COMMAND on the first. All is gone when it ends.
-# FOLDER and the repository are what the two share. Needs no root: user namespaces.
+# FOLDER and the repository are what the two share. Needs no root: user namespaces. ON_HOSTB, of the environment, are
+# variables that Ray gets on the second host only.
 set -euo pipefail
 if [[ ${1:-} != --inside ]]; then
   exec unshare --user --map-root-user --net --mount --pid --fork --kill-child --mount-proc "$0" --inside "$@"
@@ -14,6 +15,7 @@ root=$(realpath "$(dirname "${BASH_SOURCE[0]}")/../..")
 declare -A holder
 
 for name in hosta hostb; do
+  # shellcheck disable=SC2016
   unshare --net --mount --uts --pid --ipc --fork --kill-child --mount-proc bash -c '
     set -e
     name=$1 root=$2 folder=$3
@@ -45,6 +47,7 @@ export CLUSTER=cpu_2x1 NODES="hosta hostb" RAY_AUTH_MODE=token RAY_AUTH_TOKEN
 RAY_AUTH_TOKEN=$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')
 on hosta scripts/ray_cluster.sh head &
 head=$!
-on hostb scripts/ray_cluster.sh worker 10.77.0.1
+# shellcheck disable=SC2086
+on hostb env ${ON_HOSTB:-} scripts/ray_cluster.sh worker 10.77.0.1
 wait "$head"
 RAY_ADDRESS=10.77.0.1:6379 on hosta "$@"

@@ -3,8 +3,6 @@
 import hashlib
 import os
 import platform
-import shutil
-import socket
 from importlib import metadata, util
 from pathlib import Path
 
@@ -16,7 +14,7 @@ OWN = ("VLLM_HOST_IP",)  # of each node, like all that end in _IFNAME
 
 def probe(paths: list[str], imports: list[str]) -> dict:
     """One node's answer: `versions` (name -> text), `environment`, `plugin` ("" when verl has ours, else why not), and of
-    the `paths` and modules asked for those that are `missing`; `gpus`, the memory of each in bytes."""
+    the `paths` and modules asked for those that are `missing`."""
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -24,8 +22,8 @@ def probe(paths: list[str], imports: list[str]) -> dict:
         except metadata.PackageNotFoundError:
             versions[name] = "not installed"
     versions["trustregion source"], versions["recipes source"] = source("trustregion"), source("recipes")
+    versions["GPUs"] = _gpus()
     return {
-        "host": socket.gethostname(),
         "versions": versions,
         "environment": {
             key: value
@@ -33,10 +31,8 @@ def probe(paths: list[str], imports: list[str]) -> dict:
             if key.startswith(PREFIXES) and not key.endswith("_IFNAME") and key not in OWN
         },
         "plugin": _plugin(),
-        "gpus": _gpus(),
         "missing": [path for path in paths if not Path(path).expanduser().exists()]
         + [f"module {name}" for name in imports if util.find_spec(name) is None],
-        "shared_memory": shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0,
     }
 
 
@@ -61,13 +57,14 @@ def _plugin() -> str:
     return ""
 
 
-def _gpus() -> list[int]:
-    """By NVIDIA's own library: Ray hides the GPUs from a task that asks for none."""
+def _gpus() -> str:
+    """"8 x 80 GiB", by NVIDIA's own library: Ray hides the GPUs from a task that asks for none."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
-        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
-        return [pynvml.nvmlDeviceGetMemoryInfo(handle).total for handle in handles]
-    except Exception:  # no library, no driver, no GPU
-        return []
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        memory = {round(pynvml.nvmlDeviceGetMemoryInfo(handle).total / 2**30) for handle in handles}
+    except Exception:  # no library, no driver
+        return "none"
+    return f"{len(handles)} x {'/'.join(map(str, sorted(memory)))} GiB" if handles else "none"

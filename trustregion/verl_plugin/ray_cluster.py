@@ -2,11 +2,14 @@
 
     python -m trustregion.verl_plugin.ray_cluster status ADDRESS
     python -m trustregion.verl_plugin.ray_cluster wait ADDRESS NODES SECONDS [HOST ...]
+    python -m trustregion.verl_plugin.ray_cluster check REQUEST      for recipes.preflight: JSON in, JSON out
 """
 
+import json
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import ray
 from ray import cloudpickle
@@ -21,14 +24,14 @@ class ClusterError(RuntimeError):
     """The cluster cannot be reached, or is not what it has to be. Says what to do."""
 
 
-def connect(address: str):
-    """Joins the cluster as a driver. Raises ClusterError."""
+def connect(address: str, environment: Mapping[str, str] | None = None):
+    """Joins the cluster as a driver, whose tasks get `environment`. Raises ClusterError."""
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR", runtime_env={"env_vars": dict(environment or {})})
     except Exception as error:  # Ray's own kinds, RuntimeError and ConnectionError
         raise ClusterError(
             f"no Ray cluster at {address} ({_first_line(error)}). Start it with scripts/ray_cluster.sh; all nodes and this "
-            "shell need the same RAY_AUTH_TOKEN, or ~/.ray/auth_token"
+            "shell need RAY_AUTH_MODE=token and the same RAY_AUTH_TOKEN, or ~/.ray/auth_token"
         ) from error
 
 
@@ -95,6 +98,47 @@ def differences(answers: dict[str, dict]) -> list[tuple[str, list[str]]]:
     return rows
 
 
+def check(request: dict) -> dict:
+    """What keeps a run from succeeding on this cluster, as `problems`, and what it is, as `facts`: lists of text.
+
+    `request` has the cluster's `address`, the `nodes` wanted and the `gpus` of each, the run's `environment`, and the
+    `paths` and `imports` that every node needs.
+    """
+    try:
+        connect(request["address"], request["environment"])
+    except ClusterError as error:
+        return {"problems": [str(error)]}
+    problems, nodes = [], alive()
+    enough = [node for node in nodes if node["Resources"].get("GPU", 0) >= request["gpus"]]
+    up = ", ".join(f"{name_of(node)} with {node['Resources'].get('GPU', 0):g} GPUs" for node in nodes)
+    if len(enough) < request["nodes"]:
+        problems.append(
+            f"trainer.nnodes = {request['nodes']}, trainer.n_gpus_per_node = {request['gpus']}: the cluster at "
+            f"{request['address']} has {up}. Start the others with scripts/ray_cluster.sh worker, or lower the two."
+        )
+    free, wanted = ray.available_resources().get("GPU", 0), request["nodes"] * request["gpus"]
+    if not problems and free < wanted:
+        problems.append(f"{wanted} GPUs are wanted and {free:g} are free: another job has the rest. Wait, or end it (ray list actors).")
+
+    answers = probe_all(request["paths"], request["imports"])
+    for name, answer in answers.items():
+        if "error" in answer:
+            problems.append(f"{name}: no answer ({answer['error']})")
+            continue
+        if answer["plugin"]:
+            problems.append(f"{name}: verl does not know our policy loss: {answer['plugin']}")
+        if answer["missing"]:
+            problems.append(f"{name}: not there: {', '.join(answer['missing'])}. Copy it there, or use a folder that all nodes share.")
+    if rows := differences(answers):
+        names = [name for name, answer in answers.items() if "error" not in answer]
+        compared = table(["", *names], [[key, *values] for key, values in rows])
+        problems.append(
+            "nodes differ, and all have to be the same. Install the same on all, and start Ray with the same environment "
+            f"(scripts/ray_cluster.sh):\n{compared}"
+        )
+    return {"problems": problems, "facts": [f"cluster: {len(nodes)} nodes, {up}; the same versions, variables and files on all"] if not problems else []}
+
+
 def table(header: list[str], rows: Iterable[list[str]]) -> str:
     lines = [header, *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
@@ -124,6 +168,9 @@ def _first_line(error: BaseException) -> str:
 
 
 def main(command: str, address: str, *rest: str) -> int:
+    if command == "check":
+        print(f"\n{json.dumps(check(json.loads(Path(address).read_text())))}")
+        return 0
     try:
         connect(address)
         if command == "status":
