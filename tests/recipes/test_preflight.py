@@ -39,8 +39,7 @@ def test_a_process_that_fails_is_quoted(configure):
 
 
 @pytest.mark.slow
-def test_a_cluster_that_is_not_there(configure, monkeypatch):
-    monkeypatch.setenv("RAY_gcs_rpc_server_connect_timeout_s", "1")
+def test_a_cluster_that_is_not_there(configure):
     request = {"address": "127.0.0.1:1", "nodes": 2, "gpus": 1, "environment": {}, "paths": [], "imports": []}
     (problem,) = in_a_process("ray_cluster", ["check"], json.dumps(request), configure("cluster=cpu"), "not looked at").problems
     assert problem.startswith("no Ray cluster at 127.0.0.1:1 (") and "scripts/ray_cluster.sh" in problem

@@ -6,6 +6,7 @@
 """
 
 import json
+import socket
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -19,6 +20,8 @@ from trustregion.verl_plugin import node_probe
 
 PROBE_SECONDS = 180.0  # verl's import takes half a minute on a cold file system
 
+ANSWER_SECONDS = 10.0
+
 
 class ClusterError(RuntimeError):
     """The cluster cannot be reached, or is not what it has to be. Says what to do."""
@@ -27,6 +30,9 @@ class ClusterError(RuntimeError):
 def connect(address: str, environment: Mapping[str, str] | None = None):
     """Joins the cluster as a driver, whose tasks get `environment`. Raises ClusterError."""
     try:
+        if ":" in address:  # Ray tries for ten minutes
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), ANSWER_SECONDS).close()
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", runtime_env={"env_vars": dict(environment or {})})
     except Exception as error:  # Ray's own kinds, RuntimeError and ConnectionError
         raise ClusterError(
