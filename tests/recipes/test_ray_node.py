@@ -20,11 +20,11 @@ def test_a_cluster_gives_its_environment_and_its_options():
 
 
 def test_gpus_are_left_to_ray_to_find_and_what_is_set_wins(monkeypatch):
-    for key, value in {"NODE_IP": "10.1.2.3", "NNODES": "3", "GLOO_SOCKET_IFNAME": "ib0"}.items():
+    for key, value in {"NODE_IP": "127.0.0.1", "NNODES": "3", "GLOO_SOCKET_IFNAME": "ib0"}.items():
         monkeypatch.setenv(key, value)
     found = settings("2x8")
     assert found["RAY_START_OPTIONS"] == "" and found["VERL_ENGINE_VENDOR"] == "trustregion"
-    assert (found["NODE_IP"], found["NNODES"], found["GLOO_SOCKET_IFNAME"]) == ("10.1.2.3", "3", "ib0")
+    assert (found["NODE_IP"], found["NNODES"], found["GLOO_SOCKET_IFNAME"]) == ("127.0.0.1", "3", "ib0")
     assert interface_of("10.1.2.3") is None
 
 
