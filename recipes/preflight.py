@@ -20,7 +20,7 @@ from rich.text import Text
 
 from recipes.driver import validate
 from recipes.errors import UserError
-from recipes.estimates import GiB, Findings, disk, memory, read_model
+from recipes.estimates import Findings, GiB, disk, memory, read_model
 from recipes.file_checks import file_problems, files_of
 from recipes.processes import ProcessTree, private_temporary_files
 
