@@ -14,12 +14,27 @@ NEEDED = {"math": "math_verify", "reasoning_gym": "reasoning_gym"}  # by the rew
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")  # "Qwen/Qwen2.5-7B": looked up by the workers, unless the hub is off
 
 
-def check_files(config: DictConfig):
-    """Checks the model folder and the data files that `config`, which check() has passed, names. Raises UserError."""
-    if _is_here(config.actor_rollout_ref.model.path, config):
-        _check_model(config)
-    _check_data(config)
-    _check_reward(config)
+def file_problems(config: DictConfig) -> list[str]:
+    """What is wrong with the model folder, the data files and the reward that `config`, which check() has passed, names."""
+    problems = []
+    for look in (_check_model, _check_data, _check_reward):
+        try:
+            look(config)
+        except UserError as error:
+            problems.append(str(error))
+    return problems
+
+
+def files_of(config: DictConfig) -> list[str]:
+    """The files and folders that every node needs. Names on a hub are none."""
+    model, data, reward = config.actor_rollout_ref.model, config.data, config.reward
+    named = [model.path, model.tokenizer_path]
+    named += [reward.reward_model.model_path] if reward.reward_model.enable else []
+    files = [path for path in named if path and _is_here(path, config)]
+    for some in (data.train_files, data.val_files):
+        files += [some] if isinstance(some, str) else some
+    function = reward.custom_reward_function.path
+    return files + ([function.removeprefix("file://")] if function and not function.startswith("pkg://") else [])
 
 
 def _is_here(path: str, config: DictConfig) -> bool:
@@ -28,6 +43,8 @@ def _is_here(path: str, config: DictConfig) -> bool:
 
 
 def _check_model(config: DictConfig):
+    if not _is_here(config.actor_rollout_ref.model.path, config):
+        return
     chosen, data = config.actor_rollout_ref.model, config.data
     said = f"model.path={chosen.path}"
     model = check_model_folder(chosen.path, trust_remote_code=chosen.trust_remote_code)
@@ -39,6 +56,7 @@ def _check_model(config: DictConfig):
     vocabulary, K = (model.get("text_config") or model).get("vocab_size"), config.method.get("K")
     if vocabulary is not None and K is not None and K >= vocabulary:
         raise UserError(f"method.K = {K}: {said} has a vocabulary of {vocabulary} tokens, and K must leave a rest. Lower it.")
+    _check_heads(config, model.get("text_config") or model, said)
     if "vision_config" not in model:  # else verl formats the prompts by the model's processor
         _check_tokenizer(config, vocabulary)
     tokens, longest = data.max_prompt_length + data.max_response_length, longest_sequence(model)
@@ -47,6 +65,24 @@ def _check_model(config: DictConfig):
             f"data.max_prompt_length = {data.max_prompt_length} and data.max_response_length = {data.max_response_length}: "
             f"{tokens} tokens together, and {said} has positions for {longest} (max_position_embeddings). Lower one of the two."
         )
+
+
+def _check_heads(config: DictConfig, model: dict, said: str):
+    """GPUs that share a layer, or a sequence, share out its attention heads."""
+    chosen = {
+        "rollout.tensor_model_parallel_size": config.actor_rollout_ref.rollout.tensor_model_parallel_size,
+        "actor.ulysses_sequence_parallel_size": config.actor_rollout_ref.actor.ulysses_sequence_parallel_size,
+    }
+    heads = model.get("num_attention_heads")
+    shared = model.get("num_key_value_heads") or heads
+    for key, size in chosen.items():
+        if heads and heads % size:
+            raise UserError(f"actor_rollout_ref.{key} = {size}: {said} has {heads} attention heads, which it does not divide. Set a divisor.")
+        if shared and shared % size and size % shared:
+            raise UserError(
+                f"actor_rollout_ref.{key} = {size}: {said} has {shared} key and value heads, which neither divide it nor are "
+                "divided by it. Set a divisor or a multiple."
+            )
 
 
 def _check_tokenizer(config: DictConfig, vocabulary: int | None):

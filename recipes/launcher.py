@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.text import Text
 
 from recipes.errors import UserError
-from recipes.file_checks import check_files
+from recipes.preflight import preflight
 from recipes.processes import ProcessTree, private_temporary_files
 from recipes.progress import StepLines
 from recipes.report import write_report
@@ -48,7 +48,10 @@ def launch(config: DictConfig, command: list[str]):
     """
     console = Console(highlight=False)
     prepare(config, console)
-    check_files(config)
+    preflight(config, console)
+    if config.preflight == "only":
+        say(console, "preflight passed: nothing was found that would keep this run from succeeding")
+        return
     with lock_machine(config):
         run_dir = make_run_dir(config)
         say(console, shlex.join(command), style="bold")

@@ -28,9 +28,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from rich.console import Console
 
 from recipes.checks import check
-from recipes.dry_run import ask_verl
 from recipes.errors import UserError
 from recipes.launcher import launch, say
+from recipes.preflight import verl_problems
 from recipes.sweep_records import FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING, JobRecord, differences
 from recipes.sweep_table import write_table
 
@@ -180,8 +180,8 @@ def _check(job: DictConfig, record: JobRecord, elsewhere: bool) -> tuple[JobReco
     check(job)
     if elsewhere and job.trainer.nnodes > 1:
         raise UserError(f"trainer.nnodes = {job.trainer.nnodes}: a Slurm job of a sweep has one node. Choose a cluster of one (cluster=1x8).")
-    if dry_run:
-        ask_verl(job)
+    if dry_run and (problems := verl_problems(job)):
+        raise UserError("\n       ".join(problems))
     if before.get("status") == RUNNING:
         raise UserError(f"{record.folder} is being written by another process. Wait for it, or end it.")
     if before.get("status") == FINISHED:

@@ -8,8 +8,7 @@ import pandas as pd
 import pytest
 from hydra.utils import instantiate
 
-from recipes.errors import UserError
-from recipes.file_checks import check_files
+from recipes.file_checks import file_problems
 
 ROW = {
     "data_source": "arithmetic",
@@ -36,9 +35,12 @@ def files(configure, tiny_model, tmp_path):
 
 
 def complaint(config) -> str:
-    with pytest.raises(UserError) as raised:
-        check_files(config)
-    return str(raised.value)
+    (problem,) = file_problems(config)
+    return problem
+
+
+def check_files(config):
+    assert file_problems(config) == []
 
 
 def change(file: Path, **values):
@@ -113,3 +115,29 @@ def test_a_reward_that_needs_a_package_that_is_not_there(files, monkeypatch):
 def test_the_named_tokens_leave_a_rest(files):
     check_files(files("method=dppo_topk_tv"))
     assert "method.K = 261: model.path=" in complaint(files("method=dppo_topk_tv", "method.K=261"))
+
+
+def test_a_problem_of_each_kind_is_named_at_once(files, tmp_path):
+    wrong = ["model.path=none", f"data.val_files={tmp_path / 'none.parquet'}", "reward=function", "reward.custom_reward_function.path=none.py"]
+    problems = file_problems(files(*wrong))
+    assert [problem.partition("=")[0] for problem in problems] == ["model.path", "data.val_files", "reward.custom_reward_function.path"]
+
+
+@pytest.mark.parametrize(
+    ("heads", "shared", "override", "expected"),
+    [
+        (12, 12, "rollout.tensor_model_parallel_size=8", "rollout.tensor_model_parallel_size = 8: model.path="),
+        (12, 2, "actor.ulysses_sequence_parallel_size=8", "has 12 attention heads"),
+        (24, 8, "rollout.tensor_model_parallel_size=6", "has 8 key and value heads"),
+        (28, 4, "rollout.tensor_model_parallel_size=4", None),
+        (28, 4, "rollout.tensor_model_parallel_size=2", None),
+        (32, 4, "actor.ulysses_sequence_parallel_size=8", None),
+    ],
+)
+def test_gpus_that_share_heads_divide_them(files, tmp_path, heads, shared, override, expected):
+    change(tmp_path / "model" / "config.json", num_attention_heads=heads, num_key_value_heads=shared)
+    config = files(f"actor_rollout_ref.{override}")
+    if expected is None:
+        check_files(config)
+    else:
+        assert expected in complaint(config)

@@ -83,7 +83,7 @@ def launch_driver(configure, tmp_path, monkeypatch):
         launch(config, ["python", "-m", "recipes.train"])
 
     monkeypatch.setattr(launcher, "LOCK", tmp_path / "lock")
-    for name in ("prepare", "check_files", "write_report"):
+    for name in ("prepare", "preflight", "write_report"):
         monkeypatch.setattr(launcher, name, lambda *_args: None)
     handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield launch_driver

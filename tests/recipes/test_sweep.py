@@ -174,7 +174,7 @@ def test_what_is_wrong_with_a_sweep_is_said(command, jobs, capsys, arguments, me
 
 def test_a_dry_run_starts_nothing(command, jobs, tmp_path, capsys, monkeypatch):
     asked = []
-    monkeypatch.setattr(sweep, "ask_verl", lambda config: asked.append(config.method.delta))
+    monkeypatch.setattr(sweep, "verl_problems", lambda config: asked.append(config.method.delta) or [])
     assert command("--dry-run", *TWO) == 0 and jobs.started == [] and asked == [0.03, 0.1]
     said = capsys.readouterr().out
     assert all(f"{name}: to run" in said for name in NAMES) and not list(tmp_path.iterdir())
