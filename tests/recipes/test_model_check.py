@@ -9,7 +9,14 @@ from safetensors.numpy import save_file
 
 from recipes.assets.tiny_tokenizer import tiny_tokenizer
 from recipes.errors import UserError
-from recipes.model_check import check_chat, check_model_folder, longest_sequence
+from recipes.model_check import (
+    check_chat,
+    check_model_folder,
+    check_same_ids,
+    check_vocabulary,
+    load_tokenizer,
+    longest_sequence,
+)
 
 
 @pytest.fixture
@@ -115,6 +122,30 @@ def test_tokenizers_that_cannot_format_a_message(tokenizer, name, text, message)
     damage(tokenizer / name, text)
     with pytest.raises(UserError, match=rf"^here={tokenizer}: .*{message}"):
         check_chat(tokenizer, "here")
+
+
+def test_ids_that_the_embedding_lacks(tokenizer):
+    loaded = check_chat(tokenizer)
+    check_vocabulary(loaded, len(loaded), "here")
+    check_vocabulary(loaded, None, "here")
+    with pytest.raises(UserError, match=f"^here: the tokenizer has ids up to {len(loaded) - 1} .* vocabulary of {len(loaded) - 1} "):
+        check_vocabulary(loaded, len(loaded) - 1, "here")
+
+
+def test_tokens_that_another_tokenizer_numbers_otherwise(tokenizer):
+    own = load_tokenizer(tokenizer)
+    check_same_ids(own, own, "here")
+    larger = load_tokenizer(tokenizer)
+    larger.add_tokens(["new"])
+    check_same_ids(larger, own, "here")
+    file = tokenizer / "tokenizer.json"
+    vocabulary = json.loads(file.read_text())
+    ids = vocabulary["model"]["vocab"]
+    (a, b) = list(ids)[10:12]
+    ids[a], ids[b] = ids[b], ids[a]
+    file.write_text(json.dumps(vocabulary))
+    with pytest.raises(UserError, match="^here: numbers 2 tokens otherwise than the model's own"):
+        check_same_ids(load_tokenizer(tokenizer), own, "here")
 
 
 @pytest.mark.parametrize(
