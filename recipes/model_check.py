@@ -45,9 +45,14 @@ def check_model_folder(path: str | os.PathLike, key: str = "model.path", trust_r
 
 
 def check_chat(
-    path: str | os.PathLike, key: str = "model.path", chat_template: str | None = None, trust_remote_code: bool = False
+    path: str | os.PathLike,
+    key: str = "model.path",
+    chat_template: str | None = None,
+    trust_remote_code: bool = False,
+    template_key: str = "actor_rollout_ref.model.custom_chat_template",
 ):
-    """Formats one message as verl does: by the tokenizer in the folder `path` and its chat template, or `chat_template`.
+    """Formats one message as verl does: by the tokenizer in the folder `path` and its chat template, or `chat_template`,
+    which the configuration has at `template_key`.
 
     Raises UserError when the tokenizer cannot be loaded, or has no chat template that works.
     """
@@ -60,7 +65,7 @@ def check_chat(
         )
     except Exception as error:  # each kind of tokenizer fails in ways of its own
         raise UserError(f"{said}: transformers cannot load the tokenizer ({_first_line(error)}). {REMEDY}.") from error
-    remedy = "Choose a model trained for chat, or give a template with actor_rollout_ref.model.custom_chat_template=..."
+    remedy = f"Choose a model trained for chat, or give a template with {template_key}=..."
     if not (chat_template or tokenizer.chat_template):
         raise UserError(f"{said}: the tokenizer has no chat template, and prompts are chat messages. {remedy}")
     message = [{"role": "user", "content": "1"}]
