@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from recipes.errors import UserError
 from recipes.plots import smooth, smoothing_window, style
-from recipes.report import MEMORY, PARTS_OF_A_STEP, number
+from recipes.report import DIFFERENCE, MEMORY, PARTS_OF_A_STEP, number
 from recipes.run_files import Metrics, read_config, read_metrics, steps_done, what_ran
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555", "#000000")  # Okabe and Ito's
@@ -92,8 +92,14 @@ def panels(runs: list[Run]) -> list[Panel]:
             for side, key in (("upper", "up"), ("lower", "down"))
             for bucket in BUCKETS
         ),
-        *(Panel("Divergence of a token, new from old policy", name, (f"trust/divergence_{key}",), log=True) for name, key in (("mean", "mean"), ("99th percentile", "p99"), ("largest", "max"))),
-        *(Panel("Rollout against trainer, |probability difference|", name, (f"training/rollout_probs_diff_{key}",), log=True) for name, key in (("mean", "mean"), ("largest", "max"))),
+        *(
+            Panel("Divergence of a token, new from old policy", name, (f"trust/divergence_{key}",), log=True)
+            for name, key in (("mean", "mean"), ("99th percentile", "p99"), ("largest", "max"))
+        ),
+        *(
+            Panel("Rollout against trainer, |probability difference|", name, (f"{DIFFERENCE}_{key}",), log=True)
+            for name, key in (("mean", "mean"), ("largest", "max"))
+        ),
         Panel("Response length", "mean, tokens", ("response_length/mean",)),
         Panel("Response length", "cut off, %", ("response_length/clip_ratio",), 100),
         Panel("Time after the first step, seconds", "whole step", ("seconds",), derive=later),
@@ -110,7 +116,8 @@ def compare(folders: list[Path], out: Path) -> Path:
     runs = [_read(folder, folders) for folder in folders]
     out.mkdir(parents=True, exist_ok=True)
     shown = [panel for panel in panels(runs) if any(any(panel.series(run).values()) for run in runs)]
-    body = [f"<h1>{len(runs)} runs</h1>", _table(["", "what", "steps"], [[run.label, what_ran(run.config), steps_done(run.metrics.steps, run.config)] for run in runs])]
+    said = [[run.label, what_ran(run.config), steps_done(run.metrics.steps, run.config)] for run in runs]
+    body = [f"<h1>{len(runs)} runs</h1>", _table(["", "what", "steps"], said)]
     body += [f"<h2>Means over the last {LAST} steps</h2>", _table(["", *(run.label for run in runs)], [
         [f"{panel.section}: {panel.title}", *(_last(panel.series(run)) for run in runs)] for panel in shown
     ])]  # fmt: skip
@@ -193,14 +200,18 @@ def _completions(runs: list[Run]) -> list[str]:
     common = [prompt for prompt in last[0] if all(prompt in mine for mine in last)][:SHOWN]
     parts = []
     for prompt in common:
-        cells = [f"{html.escape(run.label)}, reward {mine[prompt]['score']}<pre>{html.escape(str(mine[prompt]['output']))}</pre>" for run, mine in zip(runs, last, strict=True)]
-        parts.append(f"<p><b>{html.escape(prompt)}</b></p>{''.join(cells)}")
+        parts.append(f"<p><b>{html.escape(prompt)}</b></p>")
+        parts += [_completion(run.label, mine[prompt]) for run, mine in zip(runs, last, strict=True)]
     if common:
         return parts
     for run, mine in zip(runs, last, strict=True):
         parts.append(f"<h3>{html.escape(run.label)}</h3>")
-        parts += [f"<b>{html.escape(prompt)}</b> reward {row['score']}<pre>{html.escape(str(row['output']))}</pre>" for prompt, row in [*mine.items()][:SHOWN]]
+        parts += [_completion(prompt, row) for prompt, row in [*mine.items()][:SHOWN]]
     return parts
+
+
+def _completion(name: str, row: dict) -> str:
+    return f"{html.escape(name)}, reward {html.escape(str(row['score']))}<pre>{html.escape(str(row['output']))}</pre>"
 
 
 def _last_samples(run: Run) -> dict[str, dict]:

@@ -64,10 +64,10 @@ def sample(config: DictConfig, command: list[str], folder: Path, console: Consol
         model = models.find(config.model.name, config)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = open(folder / ".lock", "w")
+        (folder / ".lock").touch()
     except OSError as error:
         raise UserError(f"runs={config.runs}: cannot make {folder} ({error.strerror}). Choose a writable runs=...") from error
-    with lock:
+    with open(folder / ".lock") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -79,6 +79,9 @@ def _places(config: DictConfig) -> list[dict[str, str]]:
         cluster = OmegaConf.load(configs_folder() / "cluster" / "cpu.yaml").cluster
         return [{**cluster.env, **always, "CUDA_VISIBLE_DEVICES": ""}] * count
     if found < count * each:
-        raise UserError(f"servers = {count} with engine.tensor_parallel_size = {each}: need {count * each} GPUs, and torch {torch.__version__} sees {found}. Lower one of the two, or set device=cpu.")
+        raise UserError(
+            f"servers = {count} with engine.tensor_parallel_size = {each}: need {count * each} GPUs, and torch {torch.__version__} "
+            f"sees {found}. Lower one of the two, or set device=cpu."
+        )
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(found)))).split(",")
     return [{**always, "CUDA_VISIBLE_DEVICES": ",".join(visible[number * each : (number + 1) * each])} for number in range(count)]

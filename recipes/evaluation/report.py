@@ -14,10 +14,15 @@ from recipes.evaluation.retention import Fit
 from recipes.evaluation.scores import Result, Score, headline
 
 NOTES = (
-    "Values are per cent of 95 % bootstrap intervals over problems; another seed of the samples is not in them. "
+    "Values are per cent, in brackets 95 % bootstrap intervals over problems. "
     "mean@k: how often a sample is right. pass@k: probability that of k samples one is, unbiased. maj@k: how often the answer "
     "that most of k samples state is right. best@k(bootstrap): verl's `best@k/mean`, draws with replacement, below pass@k."
-).replace("per cent of 95 %", "per cent, in brackets 95 %")
+)
+COMPARED = (
+    "The interval resamples problems in pairs; p is of a test that swaps the two in each problem at random. "
+    "No correction for several rows."
+)
+DIFFERENCES = ["per cent", "metric", "this", "that", "difference", "p"]
 
 
 def show(console: Console, title: str, results: list[Result], differences: list[dict], fits: dict[str, Fit]):
@@ -35,8 +40,7 @@ def show(console: Console, title: str, results: list[Result], differences: list[
         console.print(Text(f"{one.benchmark}: {facts(one)}"), soft_wrap=True)
     if differences:
         console.print()
-        header, *rows = difference_rows(differences)
-        _print(console, header, rows)
+        _print(console, DIFFERENCES, difference_rows(differences))
     for line in retention_lines(fits):
         console.print(Text(line), soft_wrap=True)
 
@@ -63,14 +67,11 @@ def write(folder: Path, command: list[str], title: str, settings: dict, results:
     ])  # fmt: skip
     parts += ["", *(f"- {one.benchmark}: {facts(one)}" for one in results), "", NOTES, ""]
     if differences:
-        parts += ["## Differences on the same problems", "", *_markdown(*_header_and_rows(differences)), "", COMPARED, ""]
+        parts += ["## Differences on the same problems", "", *_markdown(DIFFERENCES, difference_rows(differences)), "", COMPARED, ""]
     if fits:
         parts += ["## Retention", "", *(f"- {line}" for line in retention_lines(fits)), ""]
     parts += ["## Setting", "", *(f"- {name}: {value}" for name, value in settings.items()), ""]
     (folder / "summary.md").write_text("\n".join(parts), encoding="utf-8")
-
-
-COMPARED = "The interval resamples problems in pairs; p is of a test that swaps the two in each problem at random. No correction for several rows."
 
 
 def cell(score: Score) -> str:
@@ -92,7 +93,7 @@ def facts(one: Result) -> str:
 
 
 def difference_rows(differences: list[dict]) -> list[list[str]]:
-    rows = [["per cent", "metric", "this", "that", "difference", "p"]]
+    rows = []
     for row in differences:
         here, there, found, low, high = (f"{100 * row[key]:.1f}" for key in ("here", "there", "difference", "low", "high"))
         rows.append([row["benchmark"], row["metric"], here, there, f"{found} [{low}, {high}]", f"{row['p_value']:.4f}"])
@@ -105,11 +106,6 @@ def retention_lines(fits: dict[str, Fit]) -> list[str]:
     lines = [f"retention, {name} ({fit.model}): perplexity {fit.perplexity:.4g} a token, {fit.bits_per_byte:.4f} bits a byte" for name, fit in fits.items()]
     change = fits["model"].bits_per_byte / fits["base"].bits_per_byte - 1
     return [*lines, f"retention: {change:+.2%} bits a byte against the base model"]
-
-
-def _header_and_rows(differences: list[dict]) -> tuple[list[str], list[list[str]]]:
-    header, *rows = difference_rows(differences)
-    return header, rows
 
 
 def _print(console: Console, header: list[str], rows: list[list[str]]):

@@ -69,12 +69,15 @@ def fit(model: Model, text: str, device: str | None = None) -> Fit:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from recipes.assets.quiet import no_progress_bars
+
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     ids = AutoTokenizer.from_pretrained(model.folder, local_files_only=True)(text, add_special_tokens=False, verbose=False).input_ids
     if len(ids) < 2:
         raise UserError(f"retention.text: has {len(ids)} tokens, and needs two or more")
     options = {"dtype": torch.float32} if device == "cpu" else {"dtype": "auto", "device_map": "auto"}
-    network = AutoModelForCausalLM.from_pretrained(model.folder, **options).eval()
+    with no_progress_bars():
+        network = AutoModelForCausalLM.from_pretrained(model.folder, **options).eval()
     window, nats = min(WINDOW, longest_sequence(model.config) or WINDOW), 0.0
     with torch.inference_mode():
         for start in range(0, len(ids) - 1, window - 1):

@@ -29,17 +29,21 @@ def evaluated(config, *command: str) -> str:
     return console.file.getvalue()
 
 
+def read_csv(path) -> list[dict]:
+    return [*csv.DictReader(path.read_text().splitlines())]
+
+
 def test_everything_is_made_anew_from_samples(make_samples, configure, tmp_path):
     a, _ = make_samples(RANDOM, "a"), make_samples(WORSE, "b")
     said = evaluated(configure(f"from_samples={tmp_path}/a", f"compare={tmp_path}/b"))
     mean = result(a).scores["mean@4"]
     assert f"{100 * mean.value:.1f}" in said and "graded 80 samples anew: 0 verdicts differ" in said
-    rows = list(csv.DictReader(open(tmp_path / "a" / "results.csv")))
+    rows = read_csv(tmp_path / "a" / "results.csv")
     assert [row["metric"] for row in rows] == [
         "mean@4", "pass@1", "pass@2", "pass@4", "maj@2", "maj@4", "best@2(bootstrap)", "best@4(bootstrap)",
     ]  # fmt: skip
     assert [float(rows[0][key]) for key in ("value", "low", "high")] == pytest.approx([mean.value, mean.low, mean.high], abs=1e-6)
-    (row,) = [row for row in csv.DictReader(open(tmp_path / "a" / "comparison.csv")) if row["metric"] == "mean@4"]
+    (row,) = [row for row in read_csv(tmp_path / "a" / "comparison.csv") if row["metric"] == "mean@4"]
     assert float(row["difference"]) == pytest.approx(np.mean(RANDOM) - np.mean(WORSE)) and float(row["p_value"]) < 0.01
     summary = (tmp_path / "a" / "summary.md").read_text()
     assert "## Differences on the same problems" in summary and "| mean@4 |" in summary and "best@4(bootstrap)" in summary
@@ -54,7 +58,7 @@ def test_samples_are_graded_anew(make_samples, configure, edit, tmp_path):
     samples = make_samples(RANDOM, "a")
     edit(samples, 2, correct=not samples.rows["arithmetic/0", 0]["correct"])
     assert "1 verdicts differ from those kept" in evaluated(configure(f"from_samples={tmp_path}/a"))
-    assert result(samples).scores["mean@4"].value == float(next(csv.DictReader(open(tmp_path / "a" / "results.csv")))["value"])
+    assert result(samples).scores["mean@4"].value == float(read_csv(tmp_path / "a" / "results.csv")[0]["value"])
 
 
 def test_several_benchmarks_have_an_average(make_samples, configure, tmp_path):

@@ -4,6 +4,7 @@ import signal
 import sys
 
 import pytest
+from rich.console import Console
 
 from recipes.errors import UserError
 from recipes.evaluation import serve as module
@@ -11,7 +12,6 @@ from recipes.evaluation.benchmarks import Problem
 from recipes.evaluation.samples import Samples
 from recipes.evaluation.serve import Interrupted, Job, serve
 from recipes.processes import ProcessTree
-from rich.console import Console
 
 PROBLEMS = {f"arithmetic/{index}": Problem(f"arithmetic/{index}", [], "arithmetic/chain", str(index)) for index in range(3)}
 ANSWERS = """
