@@ -45,14 +45,19 @@ def check_model_folder(path: str | os.PathLike, key: str = "model.path", trust_r
 
 
 def check_chat(
-    path: str | os.PathLike, key: str = "model.path", chat_template: str | None = None, trust_remote_code: bool = False
+    path: str | os.PathLike,
+    key: str = "model.path",
+    chat_template: str | None = None,
+    trust_remote_code: bool = False,
+    template_key: str = "actor_rollout_ref.model.custom_chat_template",
 ):
-    """Formats one message as verl does: by the tokenizer in the folder `path` and its chat template, or `chat_template`.
+    """Formats one message as verl does: by the tokenizer in the folder `path` and its chat template, or `chat_template`,
+    which the configuration has at `template_key`.
 
     Returns the tokenizer. Raises UserError when it cannot be loaded, or has no chat template that works.
     """
     said, tokenizer = f"{key}={path}", load_tokenizer(path, key, trust_remote_code)
-    remedy = "Choose a model trained for chat, or give a template with actor_rollout_ref.model.custom_chat_template=..."
+    remedy = f"Choose a model trained for chat, or give a template with {template_key}=..."
     if not (chat_template or tokenizer.chat_template):
         raise UserError(f"{said}: the tokenizer has no chat template, and prompts are chat messages. {remedy}")
     message = [{"role": "user", "content": "1"}]
