@@ -19,8 +19,8 @@ from recipes.errors import UserError
 from recipes.evaluation.benchmarks import Problem
 from recipes.evaluation.grade import grade
 from recipes.evaluation.samples import Samples
-from recipes.launcher import NewRows
 from recipes.math_grader import PROCESSES
+from recipes.new_lines import NewLines
 from recipes.processes import ProcessTree, private_temporary_files
 
 POLL_SECONDS = 0.2
@@ -60,7 +60,7 @@ def serve(jobs: list[Job], problems: dict[str, Problem], held: dict[str, Samples
             while not finished:
                 codes = [tree.poll() for tree, _ in servers]  # before the rows are read: none is missed at the end
                 for _, rows in servers:
-                    grading.add(rows())
+                    grading.add([json.loads(line) for line in rows()])
                 bar.update(task, completed=count(), description="generating" if count() > before else "starting vLLM")
                 if signals:
                     raise Interrupted(signals[0])
@@ -102,7 +102,7 @@ class _Grading:
 
 
 @contextlib.contextmanager
-def _servers(jobs: list[Job], folder: Path) -> Iterator[list[tuple[ProcessTree, NewRows]]]:
+def _servers(jobs: list[Job], folder: Path) -> Iterator[list[tuple[ProcessTree, NewLines]]]:
     servers, files = [], []
     with private_temporary_files(dict(os.environ)) as environment:
         try:
@@ -113,7 +113,7 @@ def _servers(jobs: list[Job], folder: Path) -> Iterator[list[tuple[ProcessTree, 
                     left.unlink(missing_ok=True)
                 file.write_text(json.dumps({**asdict(job), "environment": None, "out": str(out)}), encoding="utf-8")
                 command = [sys.executable, "-m", "recipes.evaluation.server", str(file)]
-                servers.append((ProcessTree(command, {**environment, **job.environment}, log), NewRows(out)))
+                servers.append((ProcessTree(command, {**environment, **job.environment}, log), NewLines(out)))
             yield servers
         finally:
             for tree, _ in servers:

@@ -167,12 +167,6 @@ def test_a_tokenizer_that_formats_messages_passes(tokenizer):
     check_chat(tokenizer, chat_template="{{ messages[0]['content'] }}")
 
 
-def test_a_tokenizer_of_another_model_is_refused(tokenizer):
-    check_chat(tokenizer, vocabulary=5000)
-    with pytest.raises(UserError, match=r"has \d+ tokens and the model 10 .*another model's"):
-        check_chat(tokenizer, vocabulary=10)
-
-
 @pytest.mark.parametrize(
     "name, text, message",
     [
