@@ -1,7 +1,7 @@
 """Verdicts on pairs of answers, and on text that no grader should be given.
 
-grading_pairs.csv: `equal` is the right verdict. Where math-verify 0.9 gives the other one, `math_verify` says why; all
-of those are right answers that it does not accept. When such a row fails here, math-verify has learnt it: empty the field.
+grading_pairs.csv: `equal` is the right verdict. Where math-verify 0.9 gives the other one, `math_verify` says why;
+they are all right answers that it does not accept. When such a row fails, math-verify has learnt it: empty the field.
 """
 
 import csv
