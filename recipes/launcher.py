@@ -60,6 +60,8 @@ def launch(config: DictConfig, command: list[str]):
             say(console, f"note:  {sentence}", style="yellow")
         try:
             end = run_attempts(config, run_dir, console)
+        except BrokenPipeError:  # of the terminal, not of a disk
+            raise
         except OSError as error:
             steps = len(read_metrics(run_dir / METRICS).steps)
             raise UserError(
