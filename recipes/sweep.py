@@ -7,6 +7,7 @@ This adds to Hydra that all jobs are checked before the first starts, that each 
 keys that differ, that a failed one does not stop the others, that finished ones are not run again, and the table at the end.
 """
 
+import json
 import re
 import shlex
 import shutil
@@ -43,11 +44,11 @@ class SweepCallback(Callback):
 
     def on_multirun_start(self, config: DictConfig, **_kwargs):
         with _or_exit():
-            begin(config)
+            self.records = begin(config)
 
-    def on_multirun_end(self, config: DictConfig, **_kwargs):
+    def on_multirun_end(self, **_kwargs):
         with _or_exit():
-            end(Path(config.hydra.sweep.dir))
+            end(self.records)
 
     def __reduce__(self):
         return _in_another_process, ()
@@ -79,15 +80,16 @@ def is_job() -> bool:
 
 
 # ---- before the first job --------------------------------------------------------------------------------------------
-def begin(config: DictConfig):
-    """Gives the sweep its folder (in `config`, Hydra's for the whole sweep), checks every job, and says what will be done.
+def begin(config: DictConfig) -> list[JobRecord]:
+    """Gives the sweep its folder (in `config`, Hydra's for the whole sweep), checks every job, says what
+    will be done, and returns the jobs' records.
 
     Raises UserError that lists what is wrong with which job. Exits where there is nothing to run.
     """
     loader, console = GlobalHydra.instance().config_loader(), Console(highlight=False)
-    jobs, varied = jobs_of(config, loader)
+    jobs, varied, same = jobs_of(config, loader)
     sweep = Path(config.runs) / _sweep_name(config, varied)
-    _tell_jobs(config, sweep, varied)
+    _tell_jobs(config, sweep, same)
 
     local = config.hydra.launcher._target_ == LOCAL_LAUNCHER
     todo, problems = {}, {}
@@ -109,18 +111,20 @@ def begin(config: DictConfig):
     if config.dry_run:
         say(console, "passed all checks of their configurations; nothing was started")
         sys.exit(0)
+    records = [record for record, _ in todo.values()]
     if all(what == FINISHED for _, what in todo.values()):
-        end(sweep)
+        end(records)
         sys.exit(0)
     if not local:
         say(console, f"Waiting for the jobs; Ctrl-C leaves them running. Meanwhile: python -m recipes.sweep_table {sweep}")
     for record, what in todo.values():
         if what != FINISHED:
             record.write(status=WAITING, error="", command=["python", "-m", "recipes.train", *sys.argv[1:]])
+    return records
 
 
-def jobs_of(config: DictConfig, loader: ConfigLoader) -> tuple[list[list[str]], list[str]]:
-    """The overrides of each job, as Hydra's sweeper will make them, and the keys that differ between jobs."""
+def jobs_of(config: DictConfig, loader: ConfigLoader) -> tuple[list[list[str]], list[str], list[str]]:
+    """The overrides of each job, as Hydra's sweeper will make them; the keys that differ between jobs; those that do not."""
     sweeper = config.hydra.sweeper
     if not sweeper._target_.endswith(".BasicSweeper"):
         raise UserError(f"hydra.sweeper._target_ = {sweeper._target_}: only Hydra's own sweeper, hydra/sweeper=basic, is supported")
@@ -129,9 +133,10 @@ def jobs_of(config: DictConfig, loader: ConfigLoader) -> tuple[list[list[str]], 
     (jobs,) = BasicSweeper.split_arguments(overrides, None)
     last = {override.get_key_element(): override for override in overrides}  # as the sweeper has it: the last one wins
     varied = [override.key_or_group for override in last.values() if override.is_sweep_override()]
+    same = [override.key_or_group for override in last.values() if not override.is_sweep_override()]
     if not varied:
         raise UserError("no key has several values. Give some (method.delta=0.03,0.05), or leave -m out.")
-    return jobs, varied
+    return jobs, varied, same
 
 
 def _sweep_name(config: DictConfig, varied: list[str]) -> str:
@@ -150,15 +155,14 @@ def _sweep_name(config: DictConfig, varied: list[str]) -> str:
     return name
 
 
-def _tell_jobs(config: DictConfig, sweep: Path, varied: list[str]):
-    """Hydra composes each job anew, from its overrides and these."""
-    same = [override.key_or_group for override in OverridesParser.create().parse_overrides([*config.hydra.overrides.task])]
-    same = [f'"{key}"' for key in same if key not in varied]
+def _tell_jobs(config: DictConfig, sweep: Path, same: list[str]):
+    """Hydra composes each job anew, from its overrides and these: the sweep's folder, and what is not in a job's name."""
+    quoted = ",".join(f'"{key}"' for key in same)
     with read_write(config.hydra), open_dict(config.hydra):
         config.hydra.sweep.dir = str(sweep)
         config.hydra.overrides.hydra += [
             f'hydra.sweep.dir="{sweep}"',
-            f"hydra.job.config.override_dirname.exclude_keys=[{','.join(same)}]",
+            f"hydra.job.config.override_dirname.exclude_keys=[{quoted}]",
         ]
 
 
@@ -191,7 +195,13 @@ def _check(job: DictConfig, record: JobRecord, elsewhere: bool) -> tuple[JobReco
         return record, FINISHED
     if not record.folder.exists():
         return record, "to run"
-    return record, f"{before.get('status', 'there')}; " + ("goes on" if job.trainer.resume_mode == "auto" else "starts again")
+    return record, f"{before.get('status', 'there')}; " + ("goes on from its checkpoint" if _goes_on(job) else "starts again")
+
+
+def _goes_on(config: DictConfig) -> bool:
+    """Whether a job that has not finished resumes. verl writes the file when a checkpoint is whole."""
+    whole = Path(config.trainer.default_local_dir) / "latest_checkpointed_iteration.txt"
+    return config.trainer.resume_mode == "auto" and whole.exists()
 
 
 # ---- a job -----------------------------------------------------------------------------------------------------------
@@ -252,12 +262,13 @@ def _varied(config: DictConfig) -> dict:
 
 
 def _as_asked(config: DictConfig) -> dict:
-    return OmegaConf.to_container(config, resolve=True)
+    """As it will be read from the record."""
+    return json.loads(json.dumps(OmegaConf.to_container(config, resolve=True)))
 
 
 def _put_aside(record: JobRecord, config: DictConfig):
     """Keeps what a run that did not finish has left, where the job is to start again: a run never writes over another."""
-    if record.folder.exists() and config.trainer.resume_mode != "auto":
+    if record.folder.exists() and not _goes_on(config):
         earlier = record.sweep / "earlier"
         earlier.mkdir(exist_ok=True)
         count = len(list(earlier.glob(f"{record.name}.*")))
@@ -271,8 +282,9 @@ def _command(record: JobRecord, hydra_config: DictConfig) -> list[str]:
 
 
 # ---- after the last job ----------------------------------------------------------------------------------------------
-def end(sweep: Path):
-    """Writes and prints the table; raises UserError that names the jobs that did not finish."""
-    rows = write_table(sweep, Console(highlight=False))
-    if missing := [f"{row['folder']} {row['status']}" for row in rows if row["status"] != FINISHED]:
-        raise UserError(f"{len(missing)} of {len(rows)} jobs did not finish: {', '.join(missing)}. The same command runs them again.")
+def end(records: list[JobRecord]):
+    """Writes and prints the table; raises UserError that names the jobs, of this command's, that did not finish."""
+    write_table(records[0].sweep)
+    states = {record.name: record.read().get("status") for record in records}
+    if missing := [f"{name} {status}" for name, status in states.items() if status != FINISHED]:
+        raise UserError(f"{len(missing)} of {len(records)} jobs did not finish: {', '.join(missing)}. The same command runs them again.")

@@ -16,7 +16,7 @@ from recipes.errors import UserError
 
 WAITING, RUNNING, FINISHED, FAILED, INTERRUPTED, KILLED = "waiting", "running", "finished", "failed", "interrupted", "killed"
 # Keys of the configuration that change no result: a finished job stays finished when they are others.
-OF_NO_EFFECT = ("dry_run", "trainer.logger", "trainer.resume_mode", "trainer.save_freq")
+OF_NO_EFFECT = ("dry_run", "trainer.logger", "trainer.resume_mode", "trainer.save_freq", "trainer.max_actor_ckpt_to_keep")
 
 
 @dataclass(frozen=True)
@@ -85,12 +85,12 @@ def differences(before: dict, now: dict) -> list[str]:
     return [
         f"{key} = {there.get(key)!r} there, {here.get(key)!r} here"
         for key in sorted(there.keys() | here.keys())
-        if there.get(key) != here.get(key) and not any(key == other or key.startswith(f"{other}.") for other in OF_NO_EFFECT)
+        if there.get(key) != here.get(key) and key not in OF_NO_EFFECT
     ]
 
 
 def _flat(config: dict, above: str = "") -> dict[str, Any]:
     found = {}
     for key, value in config.items():
-        found |= _flat(value, f"{above}{key}.") if isinstance(value, dict) and value else {f"{above}{key}": value}
+        found |= _flat(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
     return found

@@ -18,6 +18,7 @@ from recipes.sweep_records import FINISHED, JobRecord, read_records
 
 FILE = "sweep_results.csv"
 VALIDATION = "val-core/"
+HEADERS = {"clip_fraction": "clipped", "seconds_per_step": "s/step"}  # what is printed must fit a terminal
 
 
 def results(sweep: Path) -> list[dict[str, Any]]:
@@ -30,7 +31,7 @@ def results(sweep: Path) -> list[dict[str, Any]]:
 
 
 def _row(record: JobRecord) -> dict[str, Any]:
-    known, metrics = record.read(), _metrics(record.folder)
+    known, metrics = record.read(), read_metrics(record.folder / "metrics.jsonl")
     seconds = metrics.get("seconds")
     later = [value for step, value in seconds.items() if step != metrics.steps[0]] or list(seconds.values())
     return {
@@ -47,12 +48,6 @@ def _row(record: JobRecord) -> dict[str, Any]:
     }
 
 
-def _metrics(folder: Path) -> Metrics:
-    """Of all parts of a run that was gone on with."""
-    parts = sorted(folder.glob("metrics.*.jsonl"), key=lambda path: int(path.suffixes[-2][1:]))
-    return read_metrics(*parts, folder / "metrics.jsonl")
-
-
 def _last(metrics: Metrics, column: str) -> float | None:
     values = metrics.get(column)
     last = [values[step] for step in metrics.steps[-WINDOW:] if step in values]
@@ -67,8 +62,9 @@ def columns(rows: list[dict]) -> list[str]:
     return [*(name for name in names if name not in validation), *validation, *last]
 
 
-def write_table(sweep: Path, console: Console) -> list[dict[str, Any]]:
-    """Writes FILE, prints the same, and returns the rows."""
+def write_table(sweep: Path):
+    """Writes FILE and prints the same."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     rows = results(sweep)
     names = columns(rows)
     with open(sweep / FILE, "w", newline="", encoding="utf-8") as file:
@@ -82,11 +78,12 @@ def write_table(sweep: Path, console: Console) -> list[dict[str, Any]]:
     notes = [(row["folder"], row["error"]) for row in rows if row["error"]]
     print_tables(console, heading, header, [[_text(name, row.get(name)) for name in shown] for row in rows], notes)
     console.print(f"table: {sweep / FILE}", soft_wrap=True, markup=False)
-    return rows
 
 
 def _short(name: str, names: list[str]) -> str:
     """method.delta -> delta, where no other column would have that name too."""
+    if name in HEADERS:
+        return HEADERS[name]
     last = name.rpartition(".")[2]
     return last if [other.rpartition(".")[2] for other in names].count(last) == 1 else name
 
@@ -109,7 +106,7 @@ def main():
     if not read_records(folder):
         print(f"error: {folder} is no sweep's folder: it has no jobs/*.json", file=sys.stderr)
         sys.exit(2)
-    write_table(folder, Console(highlight=False))
+    write_table(folder)
 
 
 if __name__ == "__main__":

@@ -131,13 +131,25 @@ def test_an_interrupt_ends_the_sweep_and_the_same_command_goes_on(command, jobs,
     assert command(*TWO) == 0 and jobs.started == NAMES
 
 
-def test_with_resume_a_job_goes_on_in_its_folder(command, jobs, tmp_path):
-    jobs.ends[NAMES[1]] = jobs.failing("killed")
+@pytest.mark.parametrize("saved", [True, False])
+def test_with_resume_a_job_goes_on_from_its_checkpoint_where_there_is_one(command, jobs, tmp_path, capsys, saved):
+    jobs.ends[NAMES[0]] = jobs.failing("killed")
     command(*TWO)
-    jobs.ends.clear(), jobs.started.clear()
-    (tmp_path / "radii" / NAMES[1] / "checkpoint").touch()
-    assert command(*TWO, "trainer.resume_mode=auto") == 0 and jobs.started == [NAMES[1]]
-    assert (tmp_path / "radii" / NAMES[1] / "checkpoint").exists() and not (tmp_path / "radii" / "earlier").exists()
+    jobs.ends.clear(), jobs.started.clear(), capsys.readouterr()
+    left = tmp_path / "radii" / NAMES[0] / "checkpoints"
+    left.mkdir()
+    if saved:
+        (left / "latest_checkpointed_iteration.txt").write_text("2")
+    assert command(*TWO, "trainer.resume_mode=auto") == 0 and jobs.started == [NAMES[0]]
+    assert left.exists() == saved and (tmp_path / "radii" / "earlier").exists() != saved
+    assert f"{NAMES[0]}: failed; {'goes on from its checkpoint' if saved else 'starts again'}" in capsys.readouterr().out
+
+
+def test_jobs_of_another_command_in_the_same_folder_are_in_the_table_and_not_in_the_exit_code(command, jobs, tmp_path):
+    jobs.ends[NAMES[0]] = jobs.failing("too small a radius")
+    assert command(*TWO) == 2
+    assert command("-m", "method.delta=0.05,0.10", "name=radii") == 0
+    assert [row["status"] for row in table(tmp_path / "radii")] == ["finished", "finished", "failed"]
 
 
 def test_a_finished_job_of_another_configuration_is_not_written_over(command, jobs, tmp_path, capsys):
@@ -211,7 +223,7 @@ def test_the_sweeps_of_configs(name, count, varied):
         loader = GlobalHydra.instance().config_loader()
         whole = train.hydra.compose("train", [f"sweep={name}"], return_hydra_config=True)
         assert whole.hydra.mode == RunMode.MULTIRUN
-        jobs, differ = sweep.jobs_of(whole, loader)
+        jobs, differ, _ = sweep.jobs_of(whole, loader)
         assert len(jobs) == count and {*differ} == varied
         for overrides in (jobs[0], jobs[-1]):
             config = sweep._compose(loader, whole, overrides)
@@ -243,9 +255,8 @@ def test_the_table_is_made_from_the_folders_alone(tmp_path, monkeypatch, capsys)
         record.write(status=status, varied={"seed": nth} if reward else {})
         if reward:
             record.folder.mkdir()
-            (record.folder / "metrics.1.jsonl").write_text(row(1, 0.0) + row(2, 0.0))
             validation = {"val-core/arithmetic/reward/mean@1": reward / 2}
-            (record.folder / "metrics.jsonl").write_text("".join(row(step, reward, **validation) for step in range(2, 8)) + '{"st')
+            (record.folder / "metrics.jsonl").write_text(row(1, 0.0) + row(2, 0.0) + "".join(row(step, reward, **validation) for step in range(3, 8)) + '{"st')
     rows = results(tmp_path)
     assert [(row.get("seed"), row["status"], row["steps"]) for row in rows] == [(1, "finished", 7), (0, "finished", 7), (2, "interrupted", 7), (None, "waiting", 0)]
     assert rows[0]["reward"] == pytest.approx(0.9) and rows[0]["val-core/arithmetic/reward/mean@1"] == 0.45 and rows[3]["reward"] is None
