@@ -32,13 +32,16 @@ def file_problems(config: DictConfig) -> list[str]:
     problems, tokenizer = [], None
     with _noted(problems):
         tokenizer = _check_model(config)
+    of_reward = []
+    with _noted(of_reward):
+        _check_reward(config)
     with _noted(problems):
         _check_data(config)
         if tokenizer is not None:
             _check_lengths(config, tokenizer)
-    with _noted(problems):
-        _check_reward(config)
-    return problems
+        if not of_reward:
+            _try_reward(config)
+    return problems + of_reward
 
 
 @contextmanager
@@ -166,13 +169,14 @@ def _check_reward(config: DictConfig):
         )
     if path and not path.startswith("pkg://") and not Path(path.removeprefix("file://")).is_file():
         raise UserError(f"{key}={path}: no such file (looked for {Path(path).absolute()}). Correct the path, or choose another reward=...")
-    if path and not config.reward.reward_model.enable:  # else it may need that model's server
-        _try_reward(config, path, name)
     if config.reward.reward_model.enable and _is_here(config.reward.reward_model.model_path, config):
         check_model_folder(config.reward.reward_model.model_path, "reward.reward_model.model_path")
 
 
-def _try_reward(config: DictConfig, path: str, name: str):
+def _try_reward(config: DictConfig):
+    path, name = map(config.reward.custom_reward_function.get, ("path", "name"))
+    if not path or config.reward.reward_model.enable:  # it may need that model's server
+        return
     files = [file for key in ("train_files", "val_files") for file in _files(config, key)]
     rows = [row for file in files for row in first_rows(file, config.data.prompt_key)]
     kwargs = config.reward.custom_reward_function.get("reward_kwargs")

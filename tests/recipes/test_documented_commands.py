@@ -21,7 +21,7 @@ COMMAND = re.compile(r"(?:^ *(?:\$ )?|`)python -m recipes\.train ([^`\n]*(?:\\\n
 
 def overrides(command: str) -> tuple[str, ...]:
     words = shlex.split(command.replace("\\\n", " "), comments=True)
-    return tuple(word for word in words if word not in ("--help", "--dry-run"))
+    return tuple(word for word in words if word not in ("--help", "--dry-run", "-m") and not word.startswith("hydra"))
 
 
 FOUND = {overrides(text) for page in PAGES for text in COMMAND.findall(page.read_text(encoding="utf-8"))}
@@ -43,5 +43,6 @@ def test_a_documented_command_is_a_valid_configuration(configure, command):
         config.method = OmegaConf.create(read_preset(method.split("=")[1]))
     values = [word for word in command if word.split("=")[0] not in GROUPS]
     for override in OverridesParser.create().parse_overrides(values):
-        OmegaConf.update(config, override.key_or_group, override.value(), force_add=override.is_add())
+        value = next(override.sweep_iterator()) if override.is_sweep_override() else override.value()
+        OmegaConf.update(config, override.key_or_group, value, force_add=override.is_add())
     check(config)

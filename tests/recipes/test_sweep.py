@@ -282,8 +282,8 @@ def test_submitit_runs_jobs_in_processes_of_their_own(tmp_path):
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="pip install 'trustregion[sweep]'")
     done = subprocess.run(
         [
-            sys.executable, "-m", "recipes.train", "-m", "seed=0,1", "model=folder", f"model.path={tmp_path / 'none'}", "name=two",
-            f"runs={tmp_path}", "hydra/launcher=submitit_local",
+            sys.executable, "-m", "recipes.train", "-m", "seed=0,1", "model=folder", f"model.path={tmp_path / 'none'}",
+            "data=arithmetic", "name=two", f"runs={tmp_path}", "hydra/launcher=submitit_local",
         ],
         cwd=ROOT, capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
     )  # fmt: skip
