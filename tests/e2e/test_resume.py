@@ -34,6 +34,12 @@ def logged(run, file: str = "metrics.jsonl") -> list[int]:
     return [json.loads(line)["step"] for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def has_trained(run, since: float) -> bool:
+    """Whether it has logged a step; the file of the run that was killed is there until it starts."""
+    new = run.folder / "metrics.new.jsonl"
+    return new.exists() and new.stat().st_mtime > since and logged(run, new.name) != []
+
+
 def newest_step(run) -> int:
     return max(map(step_of, checkpoint_folders(run.folder / "checkpoints")), default=0)
 
@@ -51,8 +57,8 @@ def test_killed_at_any_moment_it_goes_on(start):
     overrides = [*SAVES, f"trainer.total_training_steps={steps}", "trainer.max_actor_ckpt_to_keep=2"]
     reached = 0
     for kill in range(KILLS):
-        run = start(*overrides)
-        run.wait_until(lambda run: logged(run, "metrics.new.jsonl"))  # a step of its own
+        started, run = time.time(), start(*overrides)
+        run.wait_until(lambda run, started=started: has_trained(run, started))
         if kill % 2:
             time.sleep(moments.uniform(0, 6))
         else:

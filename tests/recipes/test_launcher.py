@@ -12,6 +12,7 @@ from recipes.errors import UserError
 from recipes.launcher import how_to_go_on, launch, lock_machine, make_run_dir
 from recipes.processes import ProcessTree
 from recipes.run_metrics import RunMetrics
+from trustregion.verl_plugin import checkpoints
 from trustregion.verl_plugin.checkpoints import seal
 
 ROW = json.dumps({"step": 1, "data": {"critic/rewards/mean": 0.5}})
@@ -132,19 +133,19 @@ def test_how_a_run_failed_is_said(launch_driver, code, message):
 
 # Trains from where it is told to, saves each step, and fails in the step that it is asked to.
 SAVES = """
+import runpy, yaml
 from pathlib import Path
-from omegaconf import OmegaConf
-from trustregion.verl_plugin.checkpoints import seal
 
-config = OmegaConf.load(Path(os.environ["WANDB_DIR"]) / "config.yaml").trainer
-first = int(config.resume_from_path.rpartition("_")[2]) + 1 if config.resume_mode == "resume_path" else 1
+seal = runpy.run_path(CHECKPOINTS)["seal"]  # alone: the package imports torch, which takes seconds
+config = yaml.safe_load((Path(os.environ["WANDB_DIR"]) / "config.yaml").read_text())["trainer"]
+first = int(config["resume_from_path"].rpartition("_")[2]) + 1 if config["resume_mode"] == "resume_path" else 1
 with open(os.environ["VERL_FILE_LOGGER_PATH"], "w") as file:
     for step in range(first, 7):
         if step in FAILS_IN and step > first:
             END
         print('{"step": %d, "data": {"critic/rewards/mean": 0.5}}' % step, file=file, flush=True)
         if SAVE:
-            folder = Path(config.default_local_dir) / f"global_step_{step}"
+            folder = Path(config["default_local_dir"]) / f"global_step_{step}"
             folder.mkdir(parents=True)
             (folder / "data.pt").write_bytes(b"data")
             seal(folder)
@@ -152,7 +153,7 @@ with open(os.environ["VERL_FILE_LOGGER_PATH"], "w") as file:
 
 
 def saves(fails_in, end="raise SystemExit(3)", save=True):
-    return SAVES.replace("FAILS_IN", repr(fails_in)).replace("END", end).replace("SAVE", str(save))
+    return SAVES.replace("CHECKPOINTS", repr(checkpoints.__file__)).replace("FAILS_IN", repr(fails_in)).replace("END", end).replace("SAVE", str(save))
 
 
 def steps_of(folder):

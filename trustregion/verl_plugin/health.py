@@ -22,6 +22,15 @@ def how_it_died(error: ray.exceptions.RayActorError) -> str:
     return str(error).strip().splitlines()[-1].strip()
 
 
+def dead_node() -> str | None:
+    """What is to be said of the first Ray node that is gone, or None."""
+    for node in ray.nodes():
+        if not node["Alive"]:
+            logs = os.path.join(os.environ.get("RAY_TMPDIR", "/tmp"), "ray/session_latest/logs")
+            return f"the Ray node at {node['NodeManagerAddress']} is dead: its raylet has ended. Its logs: {logs}/raylet.* there."
+    return None
+
+
 def _engine_is_dead(server) -> bool:
     engine = getattr(server, "engine", None)  # nodes after the first of a replica have none
     return engine is not None and bool(engine.errored)
@@ -82,9 +91,8 @@ class Health:
         deadline = time.monotonic() + LAST_LOOK_SECONDS
         while time.monotonic() < deadline:
             try:
-                for node in ray.nodes():
-                    if not node["Alive"]:
-                        raise ProcessDied(f"the Ray node {node['NodeManagerAddress']} ({node['NodeName']}) is dead.")
+                if node := dead_node():
+                    raise ProcessDied(node)
                 self.check(now=True)
             except ProcessDied as death:
                 raise death from error
