@@ -10,6 +10,7 @@ progress and cleans up after it. With --dry-run it only checks, and prints the c
 
 import importlib.util
 import sys
+import warnings
 from pathlib import Path
 
 import hydra
@@ -103,6 +104,8 @@ def _main(config: DictConfig):
 
 
 def main():
+    # configs/hydra/launcher/submitit_slurm.yaml and its plugin's are of one name, and composed as meant.
+    warnings.filterwarnings("ignore", message="(?s).*is validated against ConfigStore schema with the same name")
     sys.argv = ["dry_run=true" if argument == "--dry-run" else argument for argument in sys.argv]
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda argument: argument not in ("-m", "--multirun"))  # argparse wants overrides in one piece
     try:
