@@ -96,8 +96,12 @@ def difference_rows(differences: list[dict]) -> list[list[str]]:
     rows = []
     for row in differences:
         here, there, found, low, high = (f"{100 * row[key]:.1f}" for key in ("here", "there", "difference", "low", "high"))
-        rows.append([row["benchmark"], row["metric"], here, there, f"{found} [{low}, {high}]", f"{row['p_value']:.4f}"])
+        rows.append([row["benchmark"], row["metric"], here, there, f"{found} [{low}, {high}]", p_value(row["p_value"])])
     return rows
+
+
+def p_value(p: float) -> str:
+    return f"{p:.4f}" if p >= 1e-4 else "< 0.0001"
 
 
 def retention_lines(fits: dict[str, Fit]) -> list[str]:

@@ -69,6 +69,10 @@ def test_several_benchmarks_have_an_average(make_samples, configure, tmp_path):
     assert "average" in said and "average" in (tmp_path / "a" / "summary.md").read_text()
 
 
+def test_no_p_value_is_zero():
+    assert [report.p_value(p) for p in (1.0, 0.0312, 0.00005)] == ["1.0000", "0.0312", "< 0.0001"]
+
+
 def test_bad_samples_end_in_one_line(make_samples, configure, tmp_path):
     make_samples([[True, False]], "one")
     for name, message in (("one", "has 1 problem"), ("none", "has no samples")):
