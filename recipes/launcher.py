@@ -38,6 +38,7 @@ POLL_SECONDS = 0.5
 FINISHED = "finished.json"  # in a run's folder when it has trained to its end: the last step, and when
 LAST_LINES = 15
 PID = re.compile(r"\bpid:? (\d+)")  # ours and Ray's way of naming a process
+COLOUR = re.compile(r"\x1b\[[\d;]*m")  # Ray colours what it puts before a line
 LOCK = Path("/tmp/trustregion-local-cluster.lock")  # beside the sockets that it is about, for all users
 
 
@@ -208,7 +209,7 @@ def set_environment(config: DictConfig, run_dir: Path, logged: Path) -> dict[str
 def failure(run_dir: Path, code: int) -> str:
     """What ended the run, and the last lines in the log of the process that died, where one is named by its pid."""
     log, reason = run_dir / "log.txt", run_dir / "error.txt"
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = COLOUR.sub("", log.read_text(encoding="utf-8", errors="replace")).splitlines()
     if not reason.exists():
         how = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
         return "\n".join([f"the driver {how}. The end of {log}:", *(f"  {line}" for line in lines[-LAST_LINES:])])

@@ -62,7 +62,8 @@ def test_killed_at_any_moment_it_goes_on(start):
         if kill % 2:
             time.sleep(moments.uniform(0, 6))
         else:
-            run.wait_until(lambda run, n=newest_step(run): newest_step(run) != n)  # it is being saved
+            before = newest_step(run)
+            run.wait_until(lambda run, before=before: newest_step(run) != before)  # it is being saved
             time.sleep(moments.uniform(0, 0.06))
         kill_all(run)
         newest, *_ = checkpoint_folders(run.folder / "checkpoints")

@@ -121,7 +121,7 @@ def test_a_signal_before_it_interrupts(launch_driver, capsys):
         (TRAINS + "os.kill(os.getpid(), signal.SIGKILL)", "was killed by signal 9"),
         ("", "ended without a training step"),
         (
-            f"{TRAINS}print('(Worker pid=7) last words\\n(Other pid=77) fine')\n{DIES}",
+            f"{TRAINS}print('\\x1b[36m(Worker pid=7)\\x1b[0m last words\\n(Other pid=77) fine')\n{DIES}",
             r"ProcessDied: FSDP worker 1 \(pid 7\) is dead\nlog: [^\n]*\nits last[^\n]*\n  \(Worker pid=7\) last words\n[^ ]",
         ),
     ],

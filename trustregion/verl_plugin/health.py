@@ -18,8 +18,8 @@ class ProcessDied(RuntimeError):
 
 
 def how_it_died(error: ray.exceptions.RayActorError) -> str:
-    """Ray's own account: after what it says of the actor, in the last line."""
-    return str(error).strip().splitlines()[-1].strip()
+    """Ray's own account: the last line, without its guesses at the cause."""
+    return str(error).strip().splitlines()[-1].partition(" Some common causes")[0].strip()
 
 
 def dead_node() -> str | None:
