@@ -50,17 +50,6 @@ class SweepCallback(Callback):
         with _or_exit():
             end(self.records)
 
-    def __reduce__(self):
-        return _in_another_process, ()
-
-
-def _in_another_process() -> SweepCallback:
-    """A Slurm job unpickles the callback before it composes its configuration, and has not been through train.main()."""
-    from recipes.train import register_resolvers
-
-    register_resolvers()
-    return SweepCallback()
-
 
 @contextmanager
 def _or_exit():
