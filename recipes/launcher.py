@@ -229,5 +229,6 @@ def how_to_go_on(config: DictConfig, command: list[str], steps: int) -> str:
     if newest is None:
         return f"{kept}To start again:\n  {shlex.join(again)}"
     again = [part for part in again if not part.startswith("trainer.resume_")]
-    again += [f"name={config.name}", "trainer.resume_mode=auto"]
+    name = config.name if re.fullmatch(r"[\w.-]+", config.name) else f'"{config.name}"'  # as Hydra wants it
+    again += [f"name={name}", "trainer.resume_mode=auto"]
     return f"{kept}To go on from the checkpoint of step {step_of(newest)}:\n  {shlex.join(again)}"

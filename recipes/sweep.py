@@ -30,8 +30,10 @@ from rich.console import Console
 
 from recipes.checks import check
 from recipes.errors import UserError
+from recipes.launcher import FINISHED as RUN_FINISHED
 from recipes.launcher import launch, say
 from recipes.preflight import verl_problems
+from recipes.resume import newest_sealed
 from recipes.sweep_records import FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING, JobRecord, differences
 from recipes.sweep_table import write_table
 
@@ -49,17 +51,6 @@ class SweepCallback(Callback):
     def on_multirun_end(self, **_kwargs):
         with _or_exit():
             end(self.records)
-
-    def __reduce__(self):
-        return _in_another_process, ()
-
-
-def _in_another_process() -> SweepCallback:
-    """A Slurm job unpickles the callback before it composes its configuration, and has not been through train.main()."""
-    from recipes.train import register_resolvers
-
-    register_resolvers()
-    return SweepCallback()
 
 
 @contextmanager
@@ -199,9 +190,8 @@ def _check(job: DictConfig, record: JobRecord, elsewhere: bool) -> tuple[JobReco
 
 
 def _goes_on(config: DictConfig) -> bool:
-    """Whether a job that has not finished resumes. verl writes the file when a checkpoint is whole."""
-    whole = Path(config.trainer.default_local_dir) / "latest_checkpointed_iteration.txt"
-    return config.trainer.resume_mode == "auto" and whole.exists()
+    """Whether a job that has not finished resumes."""
+    return config.trainer.resume_mode == "auto" and newest_sealed(config) is not None
 
 
 # ---- a job -----------------------------------------------------------------------------------------------------------
@@ -238,7 +228,8 @@ def run_job(config: DictConfig):
             say(console, f"The sweep goes on, with all jobs that have not finished, by:\n  {shlex.join(record.read().get('command', []))}")
             sys.exit(interrupt.code if isinstance(interrupt, SystemExit) else 130)
         else:
-            record.write(status=FINISHED)
+            trained = (record.folder / RUN_FINISHED).exists()  # not with preflight=only
+            record.write(status=FINISHED if trained else WAITING)
         finally:
             for signum, handler in handlers.items():  # the launcher's own are for one run
                 signal.signal(signum, handler)

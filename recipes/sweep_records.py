@@ -16,7 +16,10 @@ from recipes.errors import UserError
 
 WAITING, RUNNING, FINISHED, FAILED, INTERRUPTED, KILLED = "waiting", "running", "finished", "failed", "interrupted", "killed"
 # Keys of the configuration that change no result: a finished job stays finished when they are others.
-OF_NO_EFFECT = ("dry_run", "trainer.logger", "trainer.resume_mode", "trainer.save_freq", "trainer.max_actor_ckpt_to_keep")
+OF_NO_EFFECT = (
+    "dry_run", "preflight", "max_restarts", "restart_without_checkpoint", "trust_checkpoint",
+    "trainer.logger", "trainer.resume_mode", "trainer.save_freq", "trainer.max_actor_ckpt_to_keep",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
