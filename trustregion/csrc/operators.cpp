@@ -1,4 +1,4 @@
-// The library's operators, and their CPU implementations of those in cpu.h.
+// The library's operators, and the CPU implementations of those in cpu_kernels.h.
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
@@ -11,7 +11,8 @@
 #include <vector>
 
 #include "arguments.h"
-#include "cpu.h"
+#include "cpu_kernels.h"
+#include "instructions.h"
 
 TORCH_LIBRARY(trustregion, m) {
   m.def("build_info() -> str[]");
@@ -47,7 +48,7 @@ std::tuple<at::Tensor, at::Tensor> band_bounds_cpu(const at::Tensor& log_prob_ol
     auto* low = lower.mutable_data_ptr<scalar_t>();
     auto* high = upper.mutable_data_ptr<scalar_t>();
     at::parallel_for(0, input.numel(), GRAIN, [&](int64_t begin, int64_t end) {
-      cpu_kernels<scalar_t>().band_bounds(f, column, radii, low, high, begin, end);
+      run_vectorized([&] { band_bounds(f, column, radii, low, high, begin, end); });
     });
   });
   return {lower, upper};
@@ -71,9 +72,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> policy_loss_cpu(
     bool* actives = active.mutable_data_ptr<bool>();
     at::parallel_for(0, chunks, 1, [&](int64_t begin, int64_t end) {
       for (int64_t chunk = begin; chunk < end; ++chunk) {
-        cpu_kernels<scalar_t>().policy_loss(columns, parameters, losses, factors, actives,
-                                            partial.data() + chunk * STATISTICS, chunk * CHUNK,
-                                            std::min(count, (chunk + 1) * CHUNK));
+        double* sums = partial.data() + chunk * STATISTICS;
+        int64_t first = chunk * CHUNK, last = std::min(count, first + CHUNK);
+        run_vectorized([&] { policy_loss(columns, parameters, losses, factors, actives, sums, first, last); });
       }
     });
   });
