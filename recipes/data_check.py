@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pyarrow
+import pyarrow.compute as compute
 import pyarrow.parquet as parquet
 
 from recipes.errors import UserError
@@ -22,7 +23,8 @@ def check_prompts(path: str | os.PathLike, key: str = "data.train_files", prompt
         The number of rows.
 
     Raises:
-        UserError: no such file; damaged, or not of the kind that its name says; a missing or ill-typed column; no rows.
+        UserError: no such file; damaged, or not of the kind that its name says; a missing or ill-typed column; a row that
+            lacks its prompt, source or answer; no rows.
     """
     file = Path(path).expanduser()
     said = f"{key}={path}"
@@ -41,12 +43,43 @@ def check_prompts(path: str | os.PathLike, key: str = "data.train_files", prompt
     return rows
 
 
+def first_rows(path: str | os.PathLike, prompt_key: str = "prompt", most: int = 20) -> list[dict]:
+    """The first row of each data_source, of the first `most` of them, in a file that check_prompts has passed.
+
+    Of JSON files, whose columns nobody has checked, none.
+    """
+    file = Path(path).expanduser()
+    if file.suffix != ".parquet":
+        return []
+    found, table = {}, parquet.ParquetFile(file)
+    columns = [name for name in ("data_source", prompt_key, "reward_model", "extra_info") if name in table.schema_arrow.names]
+    for batch in table.iter_batches(columns=columns):
+        sources = batch.column("data_source").to_pylist()
+        for source in list(dict.fromkeys(sources))[:most]:
+            if source not in found and len(found) < most:
+                found[source] = batch.slice(sources.index(source), 1).to_pylist()[0]
+    return list(found.values())
+
+
+def first_prompts(path: str | os.PathLike, prompt_key: str = "prompt", most: int = 100) -> list[list[dict]]:
+    """The chat messages of the first `most` rows of a file that check_prompts has passed; of JSON files none."""
+    file = Path(path).expanduser()
+    if file.suffix != ".parquet":
+        return []
+    batch = next(parquet.ParquetFile(file).iter_batches(batch_size=most, columns=[prompt_key]))
+    return batch.column(0).to_pylist()
+
+
 def _parquet_rows(file: Path, said: str, prompt_key: str) -> int:
     try:
         table = parquet.ParquetFile(file)
         _check_columns(table.schema_arrow, said, prompt_key)
+        rows = 0
         # Pages are read too: a file whose middle is damaged still has a whole footer.
-        return sum(batch.num_rows for batch in table.iter_batches(columns=["data_source", prompt_key, "reward_model"]))
+        for batch in table.iter_batches(columns=["data_source", prompt_key, "reward_model"]):
+            _check_rows(batch, rows, said, prompt_key)
+            rows += batch.num_rows
+        return rows
     except (pyarrow.ArrowException, OSError) as error:
         first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"{said}: not a readable parquet file ({first_line}). Write or copy it again.") from error
@@ -78,6 +111,20 @@ def _check_columns(schema: pyarrow.Schema, said: str, prompt_key: str) -> None:
     reward = schema.field("reward_model").type
     if not _has_fields(reward, "ground_truth"):
         raise UserError(f"{said}: column reward_model is {reward}; verl needs {{style, ground_truth}} in each row.")
+
+
+def _check_rows(batch: pyarrow.RecordBatch, before: int, said: str, prompt_key: str) -> None:
+    """Raises UserError for the first row that lacks what verl needs; `before`: the rows of the file before this batch."""
+    prompts = batch.column(prompt_key)
+    empty = {
+        "data_source": batch.column("data_source").is_null(),
+        prompt_key: compute.fill_null(compute.equal(compute.list_value_length(prompts), 0), True),
+        "reward_model.ground_truth": compute.struct_field(batch.column("reward_model"), "ground_truth").is_null(),
+    }
+    for name, rows in empty.items():
+        first = compute.index(rows, True).as_py()
+        if first >= 0:
+            raise UserError(f"{said}: {name} is empty in row {before + first} (counted from 0). Fill it, or leave these rows out.")
 
 
 def _is_list(kind: pyarrow.DataType) -> bool:

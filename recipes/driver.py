@@ -4,12 +4,17 @@ Started by recipes.train with the environment of the cluster's configuration. Re
 RUN_DIR/error.txt says in a few lines why (the whole traceback is in the log).
 """
 
+import re
 import sys
+import time
 from pathlib import Path
 
 from omegaconf import OmegaConf
 
 from recipes.processes import die_with_parent
+
+
+NODE_SECONDS = 30.0  # in which Ray notices that a node is gone; its actors are unavailable before
 
 
 def main(run_dir: Path):
@@ -49,11 +54,24 @@ def train(config):
 
 
 def _reason(error: BaseException) -> str:
-    """The error at the bottom of Ray's wrapping."""
+    """The error at the bottom of Ray's wrapping; of a process that died while the run was starting, which one."""
     import ray
 
     while isinstance(error, ray.exceptions.RayTaskError) and error.cause is not None:
         error = error.cause
+    if isinstance(error, ray.exceptions.ActorUnavailableError):
+        from trustregion.verl_plugin.health import dead_node
+
+        deadline = time.monotonic() + NODE_SECONDS
+        while time.monotonic() < deadline:
+            if node := dead_node():
+                return node
+            time.sleep(1)
+    facts = dict(re.findall(r"^\t(\w+): (.*)$", str(error), re.MULTILINE))
+    if isinstance(error, ray.exceptions.ActorDiedError) and "pid" in facts:
+        from trustregion.verl_plugin.health import how_it_died
+
+        return f"{facts['class_name']} (pid {facts['pid']}) at {facts.get('ip')} is dead: {how_it_died(error)}"
     return f"{type(error).__name__}: {error}"
 
 

@@ -2,13 +2,17 @@
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
+import re
 import shlex
 import signal
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import IO
 
@@ -19,14 +23,21 @@ from rich.console import Console
 from rich.text import Text
 
 from recipes.errors import UserError
-from recipes.file_checks import check_files
+from recipes.preflight import preflight
 from recipes.processes import ProcessTree, private_temporary_files
 from recipes.progress import StepLines
 from recipes.report import write_report
+from recipes.resume import choose_start, goes_on, newest_sealed
+from recipes.run_files import read_metrics
+from recipes.run_metrics import METRICS, RunMetrics
 from recipes.wandb_mode import wandb_mode
 from trustregion.verl_plugin.advice import advice
+from trustregion.verl_plugin.checkpoints import step_of, write_whole
 
 POLL_SECONDS = 0.5
+FINISHED = "finished.json"  # in a run's folder when it has trained to its end: the last step, and when
+LAST_LINES = 15
+PID = re.compile(r"\bpid:? (\d+)")  # ours and Ray's way of naming a process
 LOCK = Path("/tmp/trustregion-local-cluster.lock")  # beside the sockets that it is about, for all users
 
 
@@ -37,55 +48,89 @@ def launch(config: DictConfig, command: list[str]):
     """
     console = Console(highlight=False)
     prepare(config, console)
-    check_files(config)
+    preflight(config, console)
+    if config.preflight == "only":
+        say(console, "preflight passed: nothing was found that would keep this run from succeeding")
+        return
     with lock_machine(config):
         run_dir = make_run_dir(config)
-        environment = set_environment(config, run_dir)
-        (run_dir / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True), encoding="utf-8")
         say(console, shlex.join(command), style="bold")
         say(console, f"files: {run_dir}\nlog:   {run_dir / 'log.txt'}")
         for sentence in advice(config):
             say(console, f"note:  {sentence}", style="yellow")
-        end = run_driver(run_dir, environment, console, config.trainer.total_training_steps)
+        try:
+            end = run_attempts(config, run_dir, console)
+        except BrokenPipeError:  # of the terminal, not of a disk
+            raise
+        except OSError as error:
+            steps = len(read_metrics(run_dir / METRICS).steps)
+            raise UserError(
+                f"cannot write to {run_dir} ({error.strerror}), so the run was ended. Make room there, if that is it.\n"
+                f"{how_to_go_on(config, command, steps)}"
+            ) from error
 
-    if end.steps:
+    metrics = read_metrics(run_dir / METRICS)
+    if metrics.steps:
         write_report(run_dir, console, command)
     if end.signum is not None:
-        say(console, how_to_go_on(config, command, end.steps))
+        say(console, how_to_go_on(config, command, len(metrics.steps)))
         sys.exit(128 + end.signum)
     if end.code != 0:
-        raise UserError(f"{failure(run_dir, end.code)}\n{how_to_go_on(config, command, end.steps)}")
-    if not end.steps:
+        raise UserError(f"{failure(run_dir, end.code)}\n{how_to_go_on(config, command, len(metrics.steps))}")
+    if not metrics.steps:
         raise UserError(
             f"the run ended without a training step: trainer.total_training_steps = {config.trainer.total_training_steps} and "
             f"trainer.total_epochs = {config.trainer.total_epochs} leave none to do (log: {run_dir / 'log.txt'})"
         )
+    finished = {"steps": metrics.steps[-1], "time": datetime.now().astimezone().isoformat(timespec="seconds")}
+    write_whole(run_dir / FINISHED, json.dumps(finished) + "\n")
+
+
+def run_attempts(config: DictConfig, run_dir: Path, console: Console) -> "Ending":
+    """Trains; after a failure again from the last whole checkpoint, `config.max_restarts` times at most."""
+    for restarts in itertools.count(1):
+        metrics = RunMetrics(run_dir)
+        with console.status("reading the checkpoints ..."):
+            choose_start(config, metrics.steps, lambda text: say(console, text))
+        for name in ("error.txt", FINISHED):
+            (run_dir / name).unlink(missing_ok=True)
+        environment = set_environment(config, run_dir, metrics.logged)
+        write_whole(run_dir / "config.yaml", OmegaConf.to_yaml(config, resolve=True))
+        end = run_driver(run_dir, environment, console, config.trainer.total_training_steps, metrics)
+        failed = end.code != 0 and end.signum is None
+        # One that made no step would fail the same way again; one that left no checkpoint has nothing to go on from.
+        if not (failed and end.steps and restarts <= config.max_restarts and newest_sealed(config)):
+            return end
+        say(console, f"{failure(run_dir, end.code)}\nrestart {restarts} of {config.max_restarts}", style="yellow")
+        config.trainer.resume_mode = "auto"
 
 
 @dataclass
 class Ending:
     code: int  # the driver's exit code
     signum: int | None  # the signal that interrupted it, if one did
-    steps: int  # that were finished and shown
+    steps: int  # that it finished
 
 
-def run_driver(run_dir: Path, environment: dict[str, str], console: Console, total_steps: int | None) -> Ending:
-    """Runs the driver, shows its steps, and ends with it all that it started."""
+def run_driver(
+    run_dir: Path, environment: dict[str, str], console: Console, total_steps: int | None, metrics: RunMetrics
+) -> Ending:
+    """Runs the driver, takes over and shows its steps, and ends with it all that it started."""
     signals = []
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, lambda number, _frame: signals.append(number))
-    rows = NewRows(run_dir / "metrics.jsonl")
     with private_temporary_files(environment) as environment:
         tree = ProcessTree([sys.executable, "-m", "recipes.driver", str(run_dir)], environment, run_dir / "log.txt")
-        try:
-            with StepLines(console, total_steps) as lines:
+        with StepLines(console, total_steps) as lines:
+            try:
                 while tree.poll() is None and not signals:
-                    lines.show(rows())
+                    lines.show(metrics.take_over())
                     time.sleep(POLL_SECONDS)
-                lines.show(rows())
-        finally:
-            finished = tree.poll() == 0  # a signal that comes from here on interrupts nothing
-            code = tree.end()
+            finally:
+                finished = tree.poll() == 0  # a signal that comes from here on interrupts nothing
+                code = tree.end()
+            lines.show(metrics.take_over())
+    metrics.logged.unlink(missing_ok=True)
     return Ending(code, signals[0] if signals and not finished else None, lines.shown)
 
 
@@ -132,35 +177,26 @@ def lock_machine(config: DictConfig) -> IO:
 
 def make_run_dir(config: DictConfig) -> Path:
     run_dir = Path(config.run_dir).resolve()
-    resumes = config.trainer.resume_mode == "auto"
     try:
-        run_dir.mkdir(parents=True, exist_ok=resumes)
+        run_dir.mkdir(parents=True, exist_ok=goes_on(config))
+        with tempfile.TemporaryFile(dir=run_dir):
+            pass
     except FileExistsError:
         raise UserError(
-            f"name = {config.name!r}: {run_dir} exists and a run never writes over another. "
-            "Choose another name=..., or leave it out for one with the time in it."
+            f"name = {config.name!r}: {run_dir} exists and a run never writes over another. Choose another name=..., or leave it "
+            "out for one with the time in it; or go on with the run that is there by trainer.resume_mode=auto."
         ) from None
     except OSError as error:
-        raise UserError(f"runs = {config.runs!r}: cannot make {run_dir} ({error.strerror}). Choose a writable runs=...") from error
-    if resumes:
-        _put_aside(run_dir)
+        raise UserError(f"runs = {config.runs!r}: cannot write to {run_dir} ({error.strerror}). Choose a writable runs=...") from error
     with open_dict(config):
         config.run_dir = str(run_dir)
     return run_dir
 
 
-def _put_aside(run_dir: Path):
-    """Keeps the metrics of the run that is gone on with, whose file verl's logger would empty, and forgets its error."""
-    metrics = run_dir / "metrics.jsonl"
-    if metrics.exists():
-        metrics.rename(run_dir / f"metrics.{len(list(run_dir.glob('metrics.*.jsonl'))) + 1}.jsonl")
-    (run_dir / "error.txt").unlink(missing_ok=True)
-
-
-def set_environment(config: DictConfig, run_dir: Path) -> dict[str, str]:
+def set_environment(config: DictConfig, run_dir: Path, logged: Path) -> dict[str, str]:
     """Gives what the cluster needs of the environment to Ray's workers (in `config`) and to the driver (returned)."""
     needed = {key: str(value) for key, value in config.cluster.env.items()}
-    needed["VERL_FILE_LOGGER_PATH"] = str(run_dir / "metrics.jsonl")
+    needed["VERL_FILE_LOGGER_PATH"] = str(logged)
     needed["WANDB_DIR"] = str(run_dir)
     if "wandb" in config.trainer.logger:
         needed["WANDB_MODE"] = wandb_mode()
@@ -169,43 +205,28 @@ def set_environment(config: DictConfig, run_dir: Path) -> dict[str, str]:
     return {**os.environ, **needed}
 
 
-class NewRows:
-    """Call it for the rows that verl's file logger has added since the last call."""
-
-    def __init__(self, path: Path):
-        self._path, self._offset = path, 0
-
-    def __call__(self) -> list[dict]:
-        if not self._path.exists():
-            return []
-        with open(self._path, "rb") as file:
-            file.seek(self._offset)
-            written = file.read()
-        whole = written[: written.rfind(b"\n") + 1]  # a half-written line waits for the next call
-        self._offset += len(whole)
-        return [json.loads(line) for line in whole.splitlines()]
-
-
 def failure(run_dir: Path, code: int) -> str:
-    reason = run_dir / "error.txt"
-    if reason.exists():
-        return f"the run failed: {reason.read_text(encoding='utf-8').strip()}\nlog: {run_dir / 'log.txt'}"
-    how = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
-    tail = (run_dir / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
-    return "\n".join([f"the driver {how}. The end of {run_dir / 'log.txt'}:", *(f"  {line}" for line in tail)])
+    """What ended the run, and the last lines in the log of the process that died, where one is named by its pid."""
+    log, reason = run_dir / "log.txt", run_dir / "error.txt"
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    if not reason.exists():
+        how = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
+        return "\n".join([f"the driver {how}. The end of {log}:", *(f"  {line}" for line in lines[-LAST_LINES:])])
+    text = reason.read_text(encoding="utf-8").strip()
+    said = [f"the run failed: {text}", f"log: {log}"]
+    if pid := PID.search(text):
+        tail = [line for line in lines if re.search(rf"\bpid={pid[1]}\b", line)][-LAST_LINES:]
+        said += ["its last lines there:", *(f"  {line}" for line in tail)] if tail else ["it has said nothing there"]
+    return "\n".join(said)
 
 
 def how_to_go_on(config: DictConfig, command: list[str], steps: int) -> str:
     """What is kept and the command that goes on from the last whole checkpoint, or starts again where there is none."""
-    kept = f"The {steps} finished steps are in {config.run_dir}/metrics.jsonl. " if steps else ""
-    if config.trainer.resume_mode == "auto":
-        return f"{kept}To go on from the newest checkpoint, if there is one:\n  {shlex.join(command)}"
+    kept = f"The {steps} finished steps are in {config.run_dir}/{METRICS}. " if steps else ""
     again = [part for part in command if not part.startswith("name=")]
-    folder = Path(config.trainer.default_local_dir).absolute()
-    try:  # verl writes it when a checkpoint is complete
-        newest = int((folder / "latest_checkpointed_iteration.txt").read_text())
-    except (OSError, ValueError):
+    newest = newest_sealed(config)
+    if newest is None:
         return f"{kept}To start again:\n  {shlex.join(again)}"
     again = [part for part in again if not part.startswith("trainer.resume_")]
-    again += ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={folder / f'global_step_{newest}'}"]
-    return f"{kept}To go on from the checkpoint of step {newest}:\n  {shlex.join(again)}"
+    again += [f"name={config.name}", "trainer.resume_mode=auto"]
+    return f"{kept}To go on from the checkpoint of step {step_of(newest)}:\n  {shlex.join(again)}"

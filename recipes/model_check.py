@@ -45,22 +45,19 @@ def check_model_folder(path: str | os.PathLike, key: str = "model.path", trust_r
 
 
 def check_chat(
-    path: str | os.PathLike, key: str = "model.path", chat_template: str | None = None, trust_remote_code: bool = False
+    path: str | os.PathLike,
+    key: str = "model.path",
+    chat_template: str | None = None,
+    trust_remote_code: bool = False,
+    template_key: str = "actor_rollout_ref.model.custom_chat_template",
 ):
-    """Formats one message as verl does: by the tokenizer in the folder `path` and its chat template, or `chat_template`.
+    """Formats one message as verl does: by the tokenizer in the folder `path` and its chat template, or `chat_template`,
+    which the configuration has at `template_key`.
 
-    Raises UserError when the tokenizer cannot be loaded, or has no chat template that works.
+    Returns the tokenizer. Raises UserError when it cannot be loaded, or has no chat template that works.
     """
-    from transformers import AutoTokenizer
-
-    said = f"{key}={path}"
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            Path(path).expanduser(), local_files_only=True, trust_remote_code=trust_remote_code
-        )
-    except Exception as error:  # each kind of tokenizer fails in ways of its own
-        raise UserError(f"{said}: transformers cannot load the tokenizer ({_first_line(error)}). {REMEDY}.") from error
-    remedy = "Choose a model trained for chat, or give a template with actor_rollout_ref.model.custom_chat_template=..."
+    said, tokenizer = f"{key}={path}", load_tokenizer(path, key, trust_remote_code)
+    remedy = f"Choose a model trained for chat, or give a template with {template_key}=..."
     if not (chat_template or tokenizer.chat_template):
         raise UserError(f"{said}: the tokenizer has no chat template, and prompts are chat messages. {remedy}")
     message = [{"role": "user", "content": "1"}]
@@ -72,6 +69,43 @@ def check_chat(
         raise UserError(f"{said}: the tokenizer's chat template fails ({_first_line(error)}). {remedy}") from error
     if not tokens:
         raise UserError(f"{said}: the tokenizer's chat template makes nothing of a message. {remedy}")
+    return tokenizer
+
+
+def load_tokenizer(path: str | os.PathLike, key: str = "model.path", trust_remote_code: bool = False):
+    """The tokenizer in the folder `path`. Raises UserError when transformers cannot load it."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(
+            Path(path).expanduser(), local_files_only=True, trust_remote_code=trust_remote_code
+        )
+    except Exception as error:  # each kind of tokenizer fails in ways of its own
+        raise UserError(
+            f"{key}={path}: transformers cannot load the tokenizer ({_first_line(error)}). {REMEDY}."
+        ) from error
+
+
+def check_vocabulary(tokenizer, vocabulary: int | None, said: str):
+    """Raises UserError when `tokenizer`, of the setting `said`, has ids that an embedding of `vocabulary` rows lacks."""
+    token, largest = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    if vocabulary is not None and largest >= vocabulary:
+        raise UserError(
+            f"{said}: the tokenizer has ids up to {largest} ({token!r}), and the model a vocabulary of {vocabulary} "
+            "(vocab_size in config.json). Give the tokenizer that the model was trained with."
+        )
+
+
+def check_same_ids(tokenizer, own, said: str):
+    """Raises UserError when `tokenizer`, of the setting `said`, numbers a token otherwise than `own`, the model's."""
+    theirs = own.get_vocab()
+    moved = {token: id for token, id in tokenizer.get_vocab().items() if theirs.get(token, id) != id}
+    if moved:
+        token = min(moved, key=moved.get)
+        raise UserError(
+            f"{said}: numbers {len(moved)} tokens otherwise than the model's own tokenizer ({token!r} is {moved[token]}, "
+            f"there {theirs[token]}), so the model would read something else. Leave it out, or give one made from the model's."
+        )
 
 
 def longest_sequence(model: dict) -> int | None:

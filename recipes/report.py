@@ -1,9 +1,15 @@
-"""What a run leaves for people: a short table on the terminal, summary.md and dynamics.png in the run's folder."""
+"""What a run leaves for people: a short table on the terminal, summary.md and dynamics.png in the run's folder. And
 
+    python -m recipes.report runs/a runs/b                    # several runs beside each other: runs/report/index.html
+    python -m recipes.report runs/a runs/b --out /tmp/page
+"""
+
+import argparse
 import importlib.metadata
 import os
 import platform
 import shlex
+import sys
 from datetime import datetime
 from pathlib import Path
 from statistics import fmean, median
@@ -14,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from recipes.errors import UserError
 from recipes.run_files import Metrics, read_config, read_metrics, steps_done, value_at, what_ran
 
 WINDOW = 5  # steps averaged at each end of the run; fewer in a short run, so that the two ends do not overlap
@@ -55,7 +62,7 @@ SETTING = (
     ("workers a node", "trainer.n_gpus_per_node"),
     ("device", "trainer.device"),
 )
-FILES = ("summary.md", "dynamics.png", "metrics.jsonl", "samples/", "config.yaml", "log.txt")
+FILES = ("summary.md", "dynamics.png", "metrics.jsonl", "samples/", "config.yaml", "log.txt", "checkpoints/")
 
 
 def write_report(run_dir: Path, console: Console, command: list[str]) -> None:
@@ -234,3 +241,25 @@ def machine(config: dict) -> list[tuple[str, str]]:
         count = torch.cuda.device_count()
         found.append(("GPUs", f"{count} x {torch.cuda.get_device_name(0)}" if count else "none visible"))
     return found
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m recipes.report", description="Shows runs beside each other, as a page.")
+    parser.add_argument("runs", nargs="+", type=Path, help="folders of runs")
+    parser.add_argument("--out", type=Path, default=Path("runs/report"), help="where index.html goes (runs/report)")
+    chosen = parser.parse_args(arguments)
+    try:
+        from recipes.comparison import compare
+
+        print(compare(chosen.runs, chosen.out))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except ImportError:
+        print("error: matplotlib is not installed (pip install 'trustregion[plots]')", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -61,6 +61,20 @@ def final_answer(text: str) -> str | None:
     return None if boxed < 0 else _in_braces(text, boxed + len(r"\boxed"))
 
 
+def stated_answer(data_source: str, text: str) -> str | None:
+    """What a response answers by the rule for `data_source`; None when it does not say. Equal texts are one vote: numbers
+    come in one spelling where the rule compares them as numbers."""
+    if data_source == "arithmetic/chain":
+        return _ending(text) or None
+    if data_source == "arithmetic/calculate":
+        answer = _number(text)
+    elif data_source.startswith("math/"):
+        answer = final_answer(text)
+    else:
+        answer = (_AFTER_HASHES.findall(text) or [None])[-1]
+    return _canonical(answer) if answer is not None and _ANY_NUMBER.fullmatch(answer) else answer
+
+
 def gsm8k(data_source: str, solution_str: str | None, ground_truth: str, extra_info: dict | None = None, **kwargs) -> float:
     """GSM8K: the number after the last `####` must equal `ground_truth`."""
     stated = _AFTER_HASHES.findall(solution_str or "")
@@ -98,13 +112,21 @@ def _in_braces(text: str, start: int) -> str | None:
     return None
 
 
+def _ending(text: str) -> str:
+    return text.rpartition("=")[2].strip()
+
+
 def _ends_in(text: str, answer: str) -> bool:
-    return text.rpartition("=")[2].strip() == answer
+    return _ending(text) == answer
+
+
+def _number(text: str) -> str | None:
+    stated = _AFTER_EQUALS.search(text)
+    return stated.group(1) if stated else (_ANY_NUMBER.findall(text) or [None])[-1]
 
 
 def _states(text: str, answer: str) -> bool:
-    stated = _AFTER_EQUALS.search(text)
-    number = stated.group(1) if stated else (_ANY_NUMBER.findall(text) or [None])[-1]
+    number = _number(text)
     return number is not None and _canonical(number) == _canonical(answer)
 
 

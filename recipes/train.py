@@ -2,14 +2,15 @@
 
     python -m recipes.train method=band_kl method.delta=0.03 cluster=cpu model=tiny
 
-`method`, `model`, `data`, `reward` and `cluster` name files under configs/, `experiment` a paper's choice of all of them;
-any key of verl's own configuration can be set beside them (`data.train_batch_size=32 trainer.save_freq=10`). This process
-composes and checks the configuration, prepares models and data, starts the driver that runs verl's trainer, shows its
+`method`, `model`, `data`, `reward` and `cluster` name files under configs/, `experiment` a paper's choice of all of them,
+`sweep` several runs (recipes/sweep.py); any key of verl's own configuration can be set beside them
+(`data.train_batch_size=32 trainer.save_freq=10`). This process composes and checks the configuration, prepares models and data, starts the driver that runs verl's trainer, shows its
 progress and cleans up after it. With --dry-run it only checks, and prints the configuration.
 """
 
 import importlib.util
 import sys
+import warnings
 from pathlib import Path
 
 import hydra
@@ -22,11 +23,12 @@ from recipes.checks import check
 from recipes.dry_run import dry_run
 from recipes.errors import UserError
 from recipes.launcher import launch
+from recipes.sweep import is_job, run_job
 from trustregion.config import unknown_name
 from trustregion.presets import configs_folder
 
 CONFIGS = configs_folder()
-GROUPS = ("method", "model", "data", "reward", "cluster", "experiment")
+GROUPS = ("method", "model", "data", "reward", "cluster", "experiment", "sweep")
 
 
 def register_resolvers():
@@ -56,13 +58,14 @@ def check_choices(arguments: list[str]):
         except OverrideParseException:
             continue  # an option such as --cfg, or a mistake that Hydra explains itself
         group = override.key_or_group
-        if group not in GROUPS or override.is_sweep_override() or argument == "experiment=null":
+        if group not in GROUPS or argument in ("experiment=null", "sweep=null"):
             continue
         choices = choices_of(group)
-        if not isinstance(override.value(), str):
-            raise UserError(f"{argument}: {group} must be one of {', '.join(choices)}")
-        if override.value() and override.value() not in choices:
-            raise UserError(unknown_name(f"{argument}: no such {group}", override.value(), choices))
+        for value in override.sweep_iterator() if override.is_sweep_override() else [override.value()]:
+            if not isinstance(value, str):
+                raise UserError(f"{argument}: {group} must be one of {', '.join(choices)}")
+            if value and value not in choices:
+                raise UserError(unknown_name(f"{argument}: no such {group}", value, choices))
 
 
 def choices_of(group: str) -> list[str]:
@@ -87,8 +90,9 @@ def compose(overrides: list[str]) -> DictConfig:
 @hydra.main(config_path=str(CONFIGS), config_name="train", version_base="1.3")
 def _main(config: DictConfig):
     try:
-        hydra_config = HydraConfig.get()
-        command = ["python", "-m", "recipes.train", *hydra_config.overrides.task]
+        if is_job():
+            return run_job(config)
+        command = ["python", "-m", "recipes.train", *HydraConfig.get().overrides.task]
         check(config)
         (dry_run if config.dry_run else launch)(config, command)
     except UserError as error:
@@ -100,14 +104,21 @@ def _main(config: DictConfig):
 
 
 def main():
+    # configs/hydra/launcher/submitit_slurm.yaml and its plugin's are of one name, and composed as meant.
+    warnings.filterwarnings("ignore", message="(?s).*is validated against ConfigStore schema with the same name")
     sys.argv = ["dry_run=true" if argument == "--dry-run" else argument for argument in sys.argv]
+    sys.argv[1:] = sorted(sys.argv[1:], key=lambda argument: argument not in ("-m", "--multirun"))  # argparse wants overrides in one piece
     try:
         register_resolvers()
         check_choices(sys.argv[1:])
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    _main()
+    try:
+        _main()
+    except KeyboardInterrupt:  # before the first job of a sweep, between two, or while waiting for Slurm
+        print("interrupted: the same command goes on with the jobs that have not finished", file=sys.stderr)
+        sys.exit(130)
 
 
 if __name__ == "__main__":

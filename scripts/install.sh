@@ -2,8 +2,8 @@
 # Makes .venv and installs trustregion with everything that the training loop needs.
 #   scripts/install.sh cpu     the pinned CPU set of requirements/cpu.txt
 #   scripts/install.sh cuda    the GPU set of setup.py's extras, constrained by requirements/gpu.txt
-# PYTHON chooses the interpreter (3.11), VENV the folder, TORCH_INDEX where a +cpu torch is looked for when pip's own
-# places have none.
+# PYTHON chooses the interpreter (3.11; for cuda 3.12 too, which verl's images have), VENV the folder, TORCH_INDEX where a
+# +cpu torch is looked for when pip's own places have none.
 set -euo pipefail
 device=${1:-cpu}
 cd "$(dirname "$0")/.."
@@ -12,8 +12,10 @@ venv=${VENV:-.venv}
 torch_index=${TORCH_INDEX:-https://download.pytorch.org/whl/cpu}
 
 command -v "$python" >/dev/null || { echo "install: no $python on PATH. Install Python 3.11 or set PYTHON=/path/to/python3.11" >&2; exit 1; }
-"$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' \
-  || { echo "install: $python is $("$python" -V 2>&1), the pinned set is for Python 3.11. Set PYTHON=/path/to/python3.11" >&2; exit 1; }
+case "$device $("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')" in
+*" 3.11" | "cuda 3.12") ;;
+*) echo "install: $python is $("$python" -V 2>&1), the pinned set is for Python 3.11. Set PYTHON=/path/to/python3.11" >&2; exit 1 ;;
+esac
 "$venv/bin/python" -m pip --version >/dev/null 2>&1 || "$python" -m venv "$venv" \
   || { echo "install: could not make $venv with $python -m venv (on Debian: apt-get install python3.11-venv)" >&2; exit 1; }
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check --no-input "$@"; }

@@ -37,18 +37,24 @@ class Run:
         assert self.process.returncode == 0, self.output
         return self
 
-    def wait_for_steps(self, steps: int, timeout: float = 300):
+    def wait_until(self, condition, timeout: float = 300):
         deadline = time.monotonic() + timeout
-        while len(self.rows) < steps:
+        while not condition(self):
             assert self.process.poll() is None, self.wait().output
             assert time.monotonic() < deadline, f"{len(self.rows)} steps after {timeout} s"
-            time.sleep(0.2)
+            time.sleep(0.02)
 
-    def child(self, name: str) -> psutil.Process:
-        """The process of this run that has `name` in its command line."""
+    def wait_for_steps(self, steps: int, timeout: float = 300):
+        self.wait_until(lambda run: len(run.rows) >= steps, timeout)
+
+    def children(self, name: str) -> list[psutil.Process]:
+        """The processes of this run that have `name` in their command lines."""
         found = [p for p in psutil.Process(self.process.pid).children(recursive=True) if name in " ".join(p.cmdline())]
         assert found, f"no {name} among the run's processes"
-        return found[0]
+        return found
+
+    def child(self, name: str) -> psutil.Process:
+        return self.children(name)[0]
 
 
 @pytest.fixture

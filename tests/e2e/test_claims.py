@@ -76,8 +76,9 @@ def test_stopped_and_resumed_is_as_if_it_had_not_been(train, method, field):
     assert values[0] == getattr(load_preset(method).region, "delta", 0.05) and len(set(values)) == 4
     checkpoint = straight.folder / "checkpoints" / "global_step_2"
     resumed = train(
-        *overrides, "trainer.resume_mode=resume_path", f"trainer.resume_from_path={checkpoint}", name="resumed"
-    )
+        *overrides, "trainer.resume_mode=resume_path", f"trainer.resume_from_path={checkpoint}",
+        "trust_checkpoint=true", name="resumed",
+    )  # fmt: skip
     assert len(resumed.rows) == 2
     for step, row in enumerate(resumed.rows, start=3):
         expected = straight.rows[step - 1]
@@ -106,6 +107,14 @@ def test_rollouts_may_go_on_beside_the_updates(train):
     assert len(run.rows) == 4 and min(run.column("trust/log_ratio_abs_max")) > 1e-3
     assert all(0 < x < 0.9 for x in run.column("trust/blocked_by_entropy"))
     assert run.rows[0]["training/rollout_probs_diff_mean"] < 1e-5  # what the servers have come from the file
+
+
+def test_adapters_are_trained_and_erc_may_look_at_every_second_update(train):
+    adapters = [f"actor_rollout_ref.model.{key}" for key in ("lora_rank=8", "lora_alpha=16", "target_modules=all-linear")]
+    run = train(*adapters, "method=erc_dapo", "method.every_k_steps=2", "trainer.total_training_steps=6")
+    assert set(run.column("trust/entropy_looked_at")) == {0.5}
+    assert min(run.column("trust/log_ratio_abs_max")) > 1e-3  # the adapters move
+    assert max(run.column("training/rollout_probs_diff_mean")) < 1e-5  # in the rollout engine, too
 
 
 LAYOUTS = {

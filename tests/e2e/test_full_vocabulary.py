@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from trustregion.divergences import get_divergence
 from trustregion.partitions import cell_divergence
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 TEMPERATURE, K = 0.8, 5
 # 16 updates a step, so that every region has tokens to block.
 STRESS = [
@@ -23,6 +23,7 @@ TOP_K_AND_ENTROPY = [
     "method=dppo_topk_tv", f"method.K={K}", "method.anchor=old", "method.region=[divergence_ball,entropy_band]",
     f"+method.beta_low={BETA}", f"+method.beta_high={BETA}", f"method.delta={DELTA}",
 ]  # fmt: skip
+UNSYNCED = "actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls=unsynced.UnsyncedWorkerExtension"
 
 
 @pytest.fixture
@@ -39,7 +40,11 @@ def record(train, tmp_path):
 
 
 def test_entropies_and_cells_are_those_of_the_weights(record):
-    run, folder = record(*TOP_K_AND_ENTROPY)
+    # In the same run the rollout engine drops the weights of every sync but the first, which verl's check must show.
+    run, folder = record(*TOP_K_AND_ENTROPY, "trainer.total_training_steps=2", UNSYNCED)
+    synced, stale = run.column("training/rollout_probs_diff_mean")
+    assert synced < 1e-5 and stale > 1e-3
+
     seen = torch.load(folder / "update-3-0-0.pt")
     live = seen["response_mask"].bool()
     old, new = (distributions(folder, n, seen, run) for n in (0, 3))
@@ -82,6 +87,7 @@ def test_entropies_and_cells_are_those_of_the_weights(record):
     assert not seen["gradient"][~live].any()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("model", "tolerance"), [("tiny", 1e-5), ("smollm2_135m", 1e-4)])
 def test_the_rollout_engine_and_the_trainer_name_the_same_tokens(record, model, tolerance):
     """On the weights of the first update, which both have: vLLM's most likely tokens, and those of the plain model."""
@@ -90,23 +96,31 @@ def test_the_rollout_engine_and_the_trainer_name_the_same_tokens(record, model, 
         "method=dppo_topk_tv", f"method.K={K}", f"model={model}", f"actor_rollout_ref.rollout.temperature={temperature}",
         "actor_rollout_ref.actor.ppo_mini_batch_size=8",
     )  # fmt: skip
-    plain = empty_model(run)
-    plain.load_state_dict(torch.load(folder / "weights-0.pt"))
-    same, tokens, worst = 0, 0, 0.0
+    exact, plain = (empty_model(run).to(dtype) for dtype in (torch.float64, torch.float32))
+    for model_ in (exact, plain):
+        model_.load_state_dict(torch.load(folder / "weights-0.pt"))
+    same, tokens, worst, uncertain = 0, 0, 0.0, 0.0
     for path in folder.glob("update-0-0-*.pt"):
         seen = torch.load(path)
         parts = (seen[name] for name in ("input_ids", "response_lengths", "cell_ids", "cells"))
         for ids, n, named, masses in zip(*parts, strict=True):
             with torch.no_grad():
-                log_p = (plain(ids[None]).logits[0, -n - 1 : -1].float() / temperature).log_softmax(-1)
-            theirs, ours = named[-n - 1 : -1].long(), log_p.topk(K)
+                passes = [model_(ids[None]).logits[0, -n - 1 : -1].double() / temperature for model_ in (exact, plain)]
+            theirs = named[-n - 1 : -1].long()
+            at_exact, at_plain = (logits.log_softmax(-1).gather(1, theirs) for logits in passes)
+            ours = passes[1].topk(K)
             same += int((theirs.sort(-1).values == ours.indices.sort(-1).values).sum())
             tokens += theirs.numel()
-            worst = max(worst, float((masses[-n - 1 : -1, :K] - log_p.gather(1, theirs)).abs().max()))
-    print(f"{model}: {same} of {tokens} ids are the same, log-probs differ by at most {worst:.1e}")
-    assert tokens > 1000 and same >= 0.999 * tokens and worst <= tolerance
+            worst = max(worst, float((masses[-n - 1 : -1, :K] - at_exact).abs().max()))
+            uncertain = max(uncertain, float((at_plain - at_exact).abs().max()))
+    print(
+        f"{model}: {same} of {tokens} ids are the same; log-probs are off by at most {worst:.1e}, "
+        f"those of a plain pass in float32 by {uncertain:.1e}"
+    )
+    assert tokens > 1000 and same >= 0.999 * tokens and worst <= tolerance + 2 * uncertain
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["band_kl", "dppo_binary_tv", "dppo_topk_tv", "erc_dapo"])
 def test_what_a_method_blocks_gets_no_gradient(record, method):
     run, folder = record(f"method={method}")
@@ -122,6 +136,7 @@ def test_what_a_method_blocks_gets_no_gradient(record, method):
     assert blocked > 0
 
 
+@pytest.mark.long
 def test_where_everything_is_blocked_the_weights_stay(train):
     nothing_is_inside = ["method=erc_dapo", "method.beta_low=1e-30", "method.beta_high=1e-30"]
     no_decay = "actor_rollout_ref.actor.optim.weight_decay=0"

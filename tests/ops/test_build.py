@@ -95,6 +95,20 @@ def test_what_is_skipped_is_skipped_with_a_reason(monkeypatch, capsys):
     assert "cpu kernels skipped: no C++ compiler '/no/compiler' on PATH" in capsys.readouterr().err
 
 
+def test_a_toolkit_that_does_not_fit_is_named(tmp_path):
+    for nowhere in (None, str(tmp_path)):
+        assert "no nvcc" in build.toolkit_obstacle(nowhere, "13.0")
+    nvcc, headers = tmp_path / "bin" / "nvcc", tmp_path / "targets" / "x86_64-linux" / "include"
+    nvcc.parent.mkdir()
+    nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 12.4, V12.4.131'\n")
+    nvcc.chmod(0o755)
+    assert "not CUDA's headers: set CUDA_HOME" in build.toolkit_obstacle(str(tmp_path), "12.8")
+    headers.mkdir(parents=True)
+    (headers / "cuda_runtime_api.h").touch()
+    assert "is CUDA 12.4, torch of CUDA 13.0: set CUDA_HOME" in build.toolkit_obstacle(str(tmp_path), "13.0")
+    assert build.toolkit_obstacle(str(tmp_path), "12.8") is None
+
+
 def test_every_source_belongs_to_one_library():
     parts = build.parts()
     assert not set(parts["cpu"]) & set(parts["cuda"])
@@ -106,7 +120,7 @@ def test_every_source_belongs_to_one_library():
 @pytest.mark.long
 def test_many_processes_compile_once_and_a_killed_one_is_no_obstacle(unbuilt):
     cache = unbuilt / "cache"
-    settings = {"TRUSTREGION_JIT": "1", "TRUSTREGION_CACHE": str(cache), "TRUSTREGION_OPS": "native"}
+    settings = {"TRUSTREGION_JIT": "1", "TRUSTREGION_CACHE": str(cache), "TRUSTREGION_OPS": "native", "CXXFLAGS": "-O0"}
     first = python(USE, unbuilt, **settings)
     deadline = time.monotonic() + 120
     while not list(cache.glob("*.so.*/temp/**/*.o*")):  # it is compiling

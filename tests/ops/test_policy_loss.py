@@ -81,12 +81,17 @@ def run(loss: PolicyLoss, batch: TokenBatch, mode: str):
         out = loss(replace(batch, log_prob=log_prob))
         assert ("policy_loss" in str(out.token_loss.grad_fn)) == (mode == "native")
         upstream = torch.linspace(-1, 1, log_prob.numel(), dtype=out.token_loss.dtype).reshape(log_prob.shape)
+        upstream = upstream.to(log_prob.device)
         (grad,) = torch.autograd.grad(out.token_loss, log_prob, upstream)
     return out, grad
 
 
 def assert_same(loss: PolicyLoss, batch: TokenBatch):
-    (ours, grad), (expected, expected_grad) = run(loss, batch, "native"), run(loss, batch, "torch")
+    return assert_same_results(run(loss, batch, "native"), run(loss, batch, "torch"))
+
+
+def assert_same_results(results, others):
+    (ours, grad), (expected, expected_grad) = results, others
     assert torch.equal(ours.active, expected.active)
     assert ours.token_loss.dtype == expected.token_loss.dtype and grad.dtype == expected_grad.dtype
     rtol = TOLERANCE[ours.token_loss.dtype]

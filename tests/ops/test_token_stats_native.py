@@ -31,7 +31,7 @@ def every_result(logits, tokens, temperature=1.0, weights=(1.0, 0.3, 0.7), **giv
     loss = weights[0] * stats.log_prob.sum() + weights[1] * stats.entropy.sum()
     if stats.cell_log_prob is not None:
         cells = stats.cell_log_prob.masked_fill(stats.cell_log_prob == -torch.inf, 0.0)
-        drawn = torch.randn(cells.shape, generator=generator) / cells.shape[-1] ** 0.5
+        drawn = torch.randn(cells.shape, generator=generator).to(cells.device) / cells.shape[-1] ** 0.5
         loss = loss + weights[2] * (cells * drawn).sum()
     (gradient,) = torch.autograd.grad(loss, leaf)
     return stats, gradient
@@ -46,15 +46,18 @@ def assert_same(logits, tokens, temperature=1.0, **given):
         given = {"cell_ids": ours.cell_ids}
     with ops.using("torch"):
         theirs, their_gradient = every_result(logits, tokens, temperature, **given)
-    bar = 1e-12 if logits.dtype == torch.float64 else 1e-6
+    assert_same_results(ours, our_gradient, theirs, their_gradient)
+    return ours, our_gradient
+
+def assert_same_results(ours, our_gradient, theirs, their_gradient):
+    bar = 1e-12 if our_gradient.dtype == torch.float64 else 1e-6
     for name in ("log_prob", "entropy", "cell_log_prob"):
         if getattr(theirs, name) is not None:
             a, b = getattr(ours, name), getattr(theirs, name)
             torch.testing.assert_close(a, b, rtol=bar, atol=bar, equal_nan=True, msg=lambda m, name=name: f"{name}: {m}")
-    rounding = torch.finfo(logits.dtype).eps if logits.dtype in (torch.bfloat16, torch.float16) else 10 * bar
-    atol = 1e-7 if logits.dtype == torch.float16 else bar  # subnormal there
+    rounding = torch.finfo(our_gradient.dtype).eps if our_gradient.dtype in (torch.bfloat16, torch.float16) else 10 * bar
+    atol = 1e-7 if our_gradient.dtype == torch.float16 else bar  # subnormal there
     torch.testing.assert_close(our_gradient, their_gradient, rtol=rounding, atol=atol, equal_nan=True)
-    return ours, our_gradient
 
 @pytest.mark.parametrize("dtype", FORMATS)
 @pytest.mark.parametrize("cells", CELLS)

@@ -31,7 +31,7 @@ def test_the_shared_compositions_are_what_hydra_composes(configure):
     assert shared.chosen == {"method": "band_kl", "model": "smollm2_135m"}
 
 
-@pytest.mark.parametrize("group", [group for group in GROUPS if group != "experiment"])
+@pytest.mark.parametrize("group", [group for group in GROUPS if group not in ("experiment", "sweep")])
 @pytest.mark.parametrize("override", ["{}=null", "~{}", "{}=[]", "{}=[a,b]", "{}=3"])
 def test_each_group_has_one_choice(group, override):
     argument = override.format(group)
@@ -45,6 +45,8 @@ def test_a_choice_that_does_not_exist_is_answered_with_the_nearest_that_does():
         check_choices(["method=band_lk"])
     with pytest.raises(UserError, match=r"no such experiment. Did you mean 'bandpo/band_kl'\? Allowed: bandpo/band_chi2, "):
         check_choices(["experiment=bandpo/band_lk"])
+    with pytest.raises(UserError, match=r"^method=grpo,band_lk: no such method. Did you mean 'band_kl'\?"):
+        check_choices(["-m", "method=grpo,band_lk"])
 
 
 def test_parts_of_choices_are_none():
@@ -55,7 +57,7 @@ def test_parts_of_choices_are_none():
 
 
 def test_what_is_no_choice_of_a_group_is_left_to_hydra():
-    check_choices(["experiment=null", "--cfg", "job", "-m", "method=grpo,band_kl", "method.delta=null", "data=", "seed=[1,", "data.train_files=[a,b]"])
+    check_choices(["experiment=null", "sweep=null", "--cfg", "job", "-m", "method=grpo,band_kl", "method.delta=null", "data=", "seed=[1,", "data.train_files=[a,b]"])
 
 
 @pytest.mark.parametrize("method", preset_names())
@@ -92,11 +94,20 @@ WRONG = {
         "seed=abc": "seed = 'abc'",
         "name=../escape": "so no path",
         "dry_run=maybe": "dry_run = 'maybe': must be true or false",
+        "trust_checkpoint=1": "trust_checkpoint = 1: must be true or false",
+        "restart_without_checkpoint=null": "restart_without_checkpoint = None: must be true or false",
+        "max_restarts=-1": "max_restarts = -1: must be a whole number >= 0",
         "runs=null": "runs = None",
         "assets=7": "assets = 7",
         "model.path=[a]": "model.path = ['a']: must be the folder of a model",
         "data.train_files=7": "data.train_files = 7: must be a parquet file or a list",
         "data.val_files=[a,null]": "data.val_files = ['a', None]: must be a parquet file or a list",
+    },
+    "checkpoints": {
+        "trainer.resume_mode=newest": "trainer.resume_mode = 'newest': must be one of auto, disable, resume_path",
+        "trainer.max_actor_ckpt_to_keep=0": "trainer.max_actor_ckpt_to_keep = 0: must be a whole number >= 1",
+        "trainer.max_critic_ckpt_to_keep=2": "trainer.max_critic_ckpt_to_keep = 2: checkpoints are kept whole",
+        "+trainer.remove_previous_ckpt_in_save=true": "remove_previous_ckpt_in_save = True: removes a checkpoint before",
     },
     "trainer": {
         "method.delta=oops": "method.delta = 'oops'",
@@ -157,6 +168,8 @@ def test_all_wrong_values_are_named_at_once(problems_of, group):
         ("cluster.workers=4 cluster.device=cuda actor_rollout_ref.rollout.tensor_model_parallel_size=3", "size = 3: must divide"),
         ("cluster.workers=0", "cluster.workers = 0"),
         ("trainer=null", "cannot be resolved"),
+        ("trainer.resume_mode=resume_path", "trainer.resume_from_path = None: must be the folder of a checkpoint"),
+        ("trainer.resume_from_path=runs/a/checkpoints/global_step_2", "and null otherwise"),
         ("method=erc_dapo actor_rollout_ref.model.use_fused_kernels=true", "use_fused_kernels = True: the method needs"),
         ("method=dppo_topk_tv actor_rollout_ref.rollout.engine_kwargs.vllm.max_logprobs=5", "max_logprobs = 5: method.anchor = 'rollout'"),
         ("method=dppo_topk_tv actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent", "default_agent_loop = 'tool_agent': method.anchor"),

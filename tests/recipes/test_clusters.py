@@ -7,7 +7,10 @@ from recipes.checks import check
 from recipes.train import choices_of
 from trustregion.presets import configs_folder
 
-CLUSTERS = {"cpu": (1, 1), "cpu_separate": (1, 1), "gpu": (1, 1), "1x1": (1, 1), "1x8": (1, 8), "2x8": (2, 8), "4x8": (4, 8), "8x8": (8, 8)}
+CLUSTERS = {
+    "cpu": (1, 1), "cpu_2x1": (2, 1), "cpu_separate": (1, 1), "gpu": (1, 1),
+    "1x1": (1, 1), "1x8": (1, 8), "2x8": (2, 8), "4x8": (4, 8), "8x8": (8, 8),
+}  # fmt: skip
 
 
 def test_all_clusters_are_here():
@@ -15,7 +18,7 @@ def test_all_clusters_are_here():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cluster", ["cpu", "gpu", "1x1", "1x8", "8x8"])
+@pytest.mark.parametrize("cluster", ["cpu", "cpu_2x1", "gpu", "1x1", "1x8", "8x8"])
 def test_a_cluster_has_as_many_nodes_and_gpus_as_its_name_says(configure, cluster):
     config = configure(f"cluster={cluster}", "model=qwen3-8b", "data.train_files=a", "data.val_files=a", "name=x", "dry_run=true")
     check(config)
@@ -23,7 +26,7 @@ def test_a_cluster_has_as_many_nodes_and_gpus_as_its_name_says(configure, cluste
     assert (config.trainer.nnodes, config.trainer.n_gpus_per_node) == (nodes, workers)
     ray, model = config.ray_kwargs.ray_init, config.actor_rollout_ref.model
     assert (ray.address, ray.num_gpus) == (("local", workers) if nodes == 1 else ("auto", None))  # Ray refuses both together
-    assert model.override_config.attn_implementation == ("sdpa" if cluster == "cpu" else "flash_attention_2")
+    assert model.override_config.attn_implementation == ("sdpa" if cluster.startswith("cpu") else "flash_attention_2")
 
 
 @pytest.mark.parametrize("nodes", [2, 4])

@@ -5,7 +5,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from recipes.assets.arithmetic import SCHEMA, prepare
-from recipes.data_check import check_prompts
+from recipes.data_check import check_prompts, first_rows
 from recipes.errors import UserError
 
 
@@ -75,3 +75,33 @@ def test_columns_that_verl_needs(table, tmp_path):
     assert "ground_truth" in complaint(check_prompts, path)
     parquet.write_table(SCHEMA.empty_table(), path)
     assert "has no rows" in complaint(check_prompts, path)
+
+
+@pytest.mark.parametrize(
+    "column, value, message",
+    [
+        ("prompt", None, "prompt is empty in row 7"),
+        ("prompt", [], "prompt is empty in row 7"),
+        ("data_source", None, "data_source is empty in row 7"),
+        ("reward_model", None, "reward_model.ground_truth is empty in row 7"),
+        ("reward_model", {"style": "rule", "ground_truth": None}, "reward_model.ground_truth is empty in row 7"),
+    ],
+)
+def test_rows_that_lack_something(table, tmp_path, column, value, message):
+    rows = table.to_pylist()
+    rows[7][column] = value
+    parquet.write_table(pyarrow.Table.from_pylist(rows, table.schema), tmp_path / "a.parquet", row_group_size=5)
+    assert message in complaint(check_prompts, tmp_path / "a.parquet")
+
+
+def test_the_first_row_of_each_source(table, tmp_path):
+    rows = table.to_pylist()
+    for i, row in enumerate(rows):
+        row["data_source"] = "ab"[i > 30]
+    parquet.write_table(pyarrow.Table.from_pylist(rows, table.schema), tmp_path / "a.parquet", row_group_size=20)
+    found = first_rows(tmp_path / "a.parquet")
+    assert [row["prompt"] for row in found] == [rows[0]["prompt"], rows[31]["prompt"]]
+    assert found[0]["extra_info"] == rows[0]["extra_info"]
+    assert len(first_rows(tmp_path / "a.parquet", most=1)) == 1
+    (tmp_path / "a.json").write_text("{}")
+    assert first_rows(tmp_path / "a.json") == []

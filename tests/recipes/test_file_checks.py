@@ -8,11 +8,10 @@ import pandas as pd
 import pytest
 from hydra.utils import instantiate
 
-from recipes.errors import UserError
-from recipes.file_checks import check_files
+from recipes.file_checks import file_problems
 
 ROW = {
-    "data_source": "arithmetic",
+    "data_source": "arithmetic/chain",
     "prompt": [{"role": "user", "content": "1+1="}],
     "ability": "math",
     "reward_model": {"style": "rule", "ground_truth": "2"},
@@ -36,9 +35,12 @@ def files(configure, tiny_model, tmp_path):
 
 
 def complaint(config) -> str:
-    with pytest.raises(UserError) as raised:
-        check_files(config)
-    return str(raised.value)
+    (problem,) = file_problems(config)
+    return problem
+
+
+def check_files(config):
+    assert file_problems(config) == []
 
 
 def change(file: Path, **values):
@@ -84,6 +86,17 @@ def test_sequences_longer_than_the_model(files):
     check_files(files("data.max_prompt_length=100", "data.max_response_length=412"))
 
 
+def test_prompts_that_are_all_too_long(files):
+    said = complaint(files("data.max_prompt_length=4", "data.max_response_length=4"))
+    assert "data.max_prompt_length = 4: the first 20 prompts of data.train_files" in said and "tokens each" in said
+
+
+def test_some_prompts_that_are_too_long_are_left_to_verl(files, tmp_path):
+    long = ROW | {"prompt": [{"role": "user", "content": "1+" * 100}]}
+    pd.DataFrame([long] * 19 + [ROW]).to_parquet(tmp_path / "20.parquet")
+    check_files(files("data.max_prompt_length=30"))
+
+
 def test_models_that_see_are_refused_on_a_cpu(files, tmp_path):
     change(tmp_path / "model" / "config.json", vision_config={})
     assert f"model.path={tmp_path / 'model'}: is a vision-language model" in complaint(files())
@@ -100,6 +113,10 @@ def test_reward_functions_and_models_are_looked_for(files, tmp_path):
     assert f"{function}: no such file" in complaint(files("reward=function", function))
     (tmp_path / "mine.py").write_text("def compute_score(**_): return 0.0\n")
     check_files(files("reward=function", function))
+    (tmp_path / "mine.py").write_text("print('hello')\ndef compute_score(**_):\n    print('calculating')\n    return 'good'\n")
+    assert f"{function}: compute_score returns 'good' at data_source = 'arithmetic/chain'" in complaint(files("reward=function", function))
+    (tmp_path / "mine.py").write_text("import os\ndef compute_score(**_):\n    os._exit(3)\n")
+    assert f"{function}: its process ended with 3" in complaint(files("reward=function", function))
     assert "reward.reward_model.model_path=none: no such folder" in complaint(files("reward=model", "reward.reward_model.model_path=none"))
     check_files(files("reward=model", f"reward.reward_model.model_path={tmp_path / 'model'}"))
 
@@ -110,6 +127,44 @@ def test_a_reward_that_needs_a_package_that_is_not_there(files, monkeypatch):
     check_files(files("reward=gsm8k"))
 
 
+def test_a_reward_that_takes_for_ever(files, tmp_path, monkeypatch):
+    monkeypatch.setattr("recipes.file_checks.REWARD_SECONDS", 3)
+    (tmp_path / "mine.py").write_text("import time\ndef compute_score(**_):\n    time.sleep(60)\n")
+    said = complaint(files("reward=function", f"reward.custom_reward_function.path={tmp_path / 'mine.py'}"))
+    assert "compute_score has not scored 4 responses in 3 s" in said
+
+
+def test_ids_of_the_tokenizer_and_the_model(files, tmp_path):
+    change(tmp_path / "model" / "config.json", vocab_size=100)
+    assert f"model.path={tmp_path / 'model'}: the tokenizer has ids up to 260" in complaint(files())
+
+
 def test_the_named_tokens_leave_a_rest(files):
     check_files(files("method=dppo_topk_tv"))
     assert "method.K = 261: model.path=" in complaint(files("method=dppo_topk_tv", "method.K=261"))
+
+
+def test_a_problem_of_each_kind_is_named_at_once(files, tmp_path):
+    wrong = ["model.path=none", f"data.val_files={tmp_path / 'none.parquet'}", "reward=function", "reward.custom_reward_function.path=none.py"]
+    problems = file_problems(files(*wrong))
+    assert [problem.partition("=")[0] for problem in problems] == ["model.path", "data.val_files", "reward.custom_reward_function.path"]
+
+
+@pytest.mark.parametrize(
+    ("heads", "shared", "override", "expected"),
+    [
+        (12, 12, "rollout.tensor_model_parallel_size=8", "rollout.tensor_model_parallel_size = 8: model.path="),
+        (12, 2, "actor.ulysses_sequence_parallel_size=8", "has 12 attention heads"),
+        (24, 8, "rollout.tensor_model_parallel_size=6", "has 8 key and value heads"),
+        (28, 4, "rollout.tensor_model_parallel_size=4", None),
+        (28, 4, "rollout.tensor_model_parallel_size=2", None),
+        (32, 4, "actor.ulysses_sequence_parallel_size=8", None),
+    ],
+)
+def test_gpus_that_share_heads_divide_them(files, tmp_path, heads, shared, override, expected):
+    change(tmp_path / "model" / "config.json", num_attention_heads=heads, num_key_value_heads=shared)
+    config = files(f"actor_rollout_ref.{override}")
+    if expected is None:
+        check_files(config)
+    else:
+        assert expected in complaint(config)

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from recipes.errors import UserError
 from recipes.wandb_mode import wandb_mode
 
 
@@ -14,10 +15,16 @@ def wandb_at(monkeypatch):
     wandb = pytest.importorskip("wandb")
     monkeypatch.delenv("WANDB_MODE", raising=False)
 
-    def wandb_at(port: int, known: bool = True) -> str:
+    def wandb_at(port: int, known: bool = True, refused: str = "") -> str:
+        def login(prompt):
+            socket.create_connection(("127.0.0.1", port), timeout=1.0).close()  # as wandb's own does, to verify the key
+            if refused:
+                raise wandb.errors.AuthenticationError(refused)
+            return known
+
         settings = SimpleNamespace(base_url=f"http://127.0.0.1:{port}")
         monkeypatch.setattr(wandb, "setup", lambda: SimpleNamespace(settings=settings))
-        monkeypatch.setattr(wandb, "login", lambda prompt: known)
+        monkeypatch.setattr(wandb, "login", login)
         return wandb_mode()
 
     return wandb_at
@@ -29,6 +36,11 @@ def test_online_where_the_server_answers_offline_elsewhere(wandb_at):
         assert wandb_at(port) == "online"
         assert wandb_at(port, known=False) == "offline"
     assert wandb_at(port) == "offline"
+
+
+def test_an_account_that_is_refused(wandb_at):
+    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(UserError, match="refuses the account .bad key.*wandb login"):
+        wandb_at(server.getsockname()[1], refused="bad key")
 
 
 def test_what_the_user_has_set_stays(wandb_at, monkeypatch):

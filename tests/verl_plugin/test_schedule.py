@@ -31,11 +31,11 @@ def test_a_checkpoint_carries_the_state(tmp_path):
         assert first.values(step)
         used = first.observe({"trust/clip_fraction": 0.0})
     assert used == {"trust/delta": pytest.approx(0.05 * torch.tensor(-0.2).exp().item())}
-    first.save(tmp_path / "global_step_3")
+    first.save(tmp_path)
     second = trainer_schedule()
-    second.load(tmp_path / "global_step_3")
+    second.load(tmp_path)
     assert second.values(4) == first.values(4) != trainer_schedule().values(4)
-    assert [path.name for path in (tmp_path / "global_step_3").iterdir()] == [FILE]
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
 
 
 def test_a_checkpoint_of_another_trainer_starts_anew(tmp_path):

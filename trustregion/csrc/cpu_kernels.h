@@ -45,7 +45,7 @@ void solve(const T* __restrict log_p, const Radii<T>& given, int count, T* __res
 }
 
 template <class T>
-void band_bounds(Divergence f, Column log_prob_old, const Radii<T>& radii, T* lower, T* upper, int64_t begin,
+void find_band_bounds(Divergence f, Column log_prob_old, const Radii<T>& radii, T* lower, T* upper, int64_t begin,
                  int64_t end) {
   with_divergence(f, [&](auto f_constant) {
     T log_p[BLOCK], low[BLOCK], high[BLOCK];
@@ -275,7 +275,7 @@ inline void count_bits(const int64_t* by_bits, double* s) {
 
 // Adds to `statistics`, an array of STATISTICS.
 template <class T>
-void policy_loss(const TokenColumns& columns, const LossParameters<T>& parameters, T* loss, T* factor, bool* active,
+void find_policy_loss(const TokenColumns& columns, const LossParameters<T>& parameters, T* loss, T* factor, bool* active,
                  double* statistics, int64_t begin, int64_t end) {
   int64_t by_bits[128] = {};
   Block<T> b{};

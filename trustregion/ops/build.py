@@ -7,6 +7,7 @@ the .cu and *_cuda.cpp files, which adds their CUDA kernels. Each source registe
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -41,8 +42,24 @@ def obstacle(part: str) -> str | None:
     if part == "cuda":
         if torch.version.cuda is None:
             return f"torch {torch.__version__} is built without CUDA"
-        if cpp_extension.CUDA_HOME is None or not (Path(cpp_extension.CUDA_HOME) / "bin" / "nvcc").exists():
-            return "no nvcc: install the CUDA toolkit, or set CUDA_HOME"
+        return toolkit_obstacle(cpp_extension.CUDA_HOME, torch.version.cuda)
+    return None
+
+
+def toolkit_obstacle(home: str | None, wanted: str) -> str | None:
+    """Why the CUDA toolkit in that folder cannot compile for torch's CUDA version `wanted`, or None.
+
+    torch would find out while it builds, and then the CPU's kernels fail with the GPU's.
+    """
+    if home is None or not (Path(home) / "bin" / "nvcc").exists():
+        return "no nvcc: install the CUDA toolkit, or set CUDA_HOME"
+    folders = Path(home).glob("include"), Path(home).glob("targets/*/include")
+    if not any((folder / "cuda_runtime_api.h").exists() for found in folders for folder in found):
+        return f"{home} has an nvcc, but not CUDA's headers: set CUDA_HOME to the toolkit's own folder"
+    said = subprocess.run([f"{home}/bin/nvcc", "--version"], capture_output=True, text=True).stdout
+    release = re.search(r"release ((\d+)\.\d+)", said)
+    if release and release[2] != wanted.split(".")[0]:
+        return f"{home} is CUDA {release[1]}, torch of CUDA {wanted}: set CUDA_HOME to a toolkit of torch's version"
     return None
 
 
@@ -76,11 +93,16 @@ def source_hash() -> str:
     return digest.hexdigest()[:16]
 
 
+def cxx_flags() -> list[str]:
+    """Ours, and then those of CXXFLAGS, which setuptools would put before ours."""
+    return [*CXX_FLAGS, *os.environ.get("CXXFLAGS", "").split()]
+
+
 def cache_key(part: str) -> str:
     """Of what a library depends on: sources, torch, CUDA, the GPU architectures, the machine and flags."""
     import torch
 
-    key = [source_hash(), torch.__version__, os.uname().machine, *CXX_FLAGS]
+    key = [source_hash(), torch.__version__, os.uname().machine, *cxx_flags()]
     if part == "cuda":
         key += [torch.version.cuda, os.environ.get("TORCH_CUDA_ARCH_LIST", CUDA_ARCHITECTURES), *NVCC_FLAGS]
     return hashlib.sha256("\0".join(key).encode()).hexdigest()[:16]
@@ -135,7 +157,7 @@ def _extension(part: str, root: Path, optional: bool):
     from torch.utils import cpp_extension
 
     kind = cpp_extension.CppExtension if part == "cpu" else cpp_extension.CUDAExtension
-    flags = CXX_FLAGS if part == "cpu" else {"cxx": CXX_FLAGS, "nvcc": NVCC_FLAGS}
+    flags = cxx_flags() if part == "cpu" else {"cxx": cxx_flags(), "nvcc": NVCC_FLAGS}
     if part == "cuda":
         os.environ.setdefault("TORCH_CUDA_ARCH_LIST", CUDA_ARCHITECTURES)
     return kind(

@@ -46,9 +46,9 @@ def native(device: str) -> bool:
     return False
 
 
-def is_loaded() -> bool:
-    """Whether the operators are defined, on whatever device."""
-    return "cpu" not in _State.missing
+def is_loaded(device: str = "cpu") -> bool:
+    """Whether that library is there; that of the CPU defines the operators, on whatever device."""
+    return device not in _State.missing
 
 
 @contextlib.contextmanager
@@ -87,12 +87,12 @@ def _load(device: str) -> None:
             )
         library = build.build_just_in_time(device)
     torch.ops.load_library(str(library))
-    if device == "cpu":
-        built_with, sources, _ = torch.ops.trustregion.build_info()
-        if built_with != torch.__version__.partition("+")[0]:
-            raise RuntimeError(f"{library} was built with torch {built_with}, this is {torch.__version__}: install again")
-        if sources != build.source_hash():
-            raise RuntimeError(f"{library} was built from other sources than these: install again")
+    info = torch.ops.trustregion.build_info if device == "cpu" else torch.ops.trustregion.build_info_cuda
+    built_with, sources, _ = info()
+    if built_with != torch.__version__.partition("+")[0]:
+        raise RuntimeError(f"{library} was built with torch {built_with}, this is {torch.__version__}: install again")
+    if sources != build.source_hash():
+        raise RuntimeError(f"{library} was built from other sources than these: install again")
 
 
 for _device in DEVICES:

@@ -24,12 +24,8 @@ class TrainerSchedule:
         return used
 
     def save(self, folder: str | Path):
-        """Writes the state into a checkpoint's folder, whole or not at all."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        unfinished = folder / f"{FILE}.unfinished"
-        unfinished.write_text(json.dumps(self._scheduler.state_dict()))
-        unfinished.replace(folder / FILE)
+        """Writes the state into a checkpoint's folder."""
+        (Path(folder) / FILE).write_text(json.dumps(self._scheduler.state_dict()))
 
     def load(self, folder: str | Path):
         """Goes on from a checkpoint's folder. One without our file, from another trainer, starts the schedules anew."""

@@ -1,5 +1,5 @@
 """verl's trainers with what a method needs of them: schedules, the anchor's statistics and exact metrics;
-prompts in a fixed order; and no waiting for a dead server."""
+prompts in a fixed order; no waiting for dead processes; and whole checkpoints."""
 
 import json
 import os
@@ -16,6 +16,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 
 from trustregion.verl_plugin.advice import advice
+from trustregion.verl_plugin.checkpointing import WholeCheckpoints
 from trustregion.verl_plugin.config import method_of
 from trustregion.verl_plugin.full_vocabulary import CELL_IDS, CELLS, REQUEST
 from trustregion.verl_plugin.metrics import pop_stats, summarize
@@ -23,7 +24,7 @@ from trustregion.verl_plugin.names import COLOCATE_ASYNC, SEPARATE_ASYNC, SYNC
 from trustregion.verl_plugin.replacements import let_separate_trainer_log
 from trustregion.verl_plugin.replay_buffer import OrderedReplayBuffer
 from trustregion.verl_plugin.rollout_cells import anchor_cells
-from trustregion.verl_plugin.rollout_health import RolloutHealth
+from trustregion.verl_plugin.health import Health, ProcessDied
 from trustregion.verl_plugin.rollout_server import TOP_IDS, TOP_LOG_PROBS
 from trustregion.verl_plugin.schedule import TrainerSchedule
 from trustregion.verl_plugin.worker import TrustRegionTrainingWorker, TrustRegionWorker
@@ -67,15 +68,26 @@ class TrustRegionTrainer:
         self._drawn_in_step = (self.global_steps, drawn + len(batch))
         return batch
 
-    # ---- dead servers are noticed ------------------------------------------------------------------------------------
+    # ---- dead processes are noticed ----------------------------------------------------------------------------------
     def on_init_end(self):
-        self.health = RolloutHealth(
-            replica for manager in self._rollout_server_managers() for replica in manager.get_replicas()
+        workers = self.actor_rollout_wg.workers
+        self.health = Health(
+            [replica for manager in self._rollout_server_managers() for replica in manager.get_replicas()],
+            {f"FSDP worker {rank} of {len(workers)}": worker for rank, worker in enumerate(workers)},
         )
         self.health.guard(super().on_init_end)  # these two give the servers their weights, and wait without end
 
     def on_step_end(self):
         self.health.guard(super().on_step_end)
+
+    def fit(self, agent_loop_manager):
+        try:
+            super().fit(agent_loop_manager)
+        except ProcessDied:
+            raise
+        except Exception as error:
+            self.health.name_the_dead(error)
+            raise
 
     # ---- the anchor's pass and the update ----------------------------------------------------------------------------
     def _compute_old_log_prob(self, batch, metrics):
@@ -122,9 +134,8 @@ class TrustRegionTrainer:
         return self.config.data.train_batch_size // actor.ppo_mini_batch_size * actor.ppo_epochs
 
     def _save_checkpoint(self):
-        # First: verl's last act is to name the checkpoint as whole.
-        self.schedule.save(os.path.join(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}"))
         super()._save_checkpoint()
+        self.schedule.save(os.path.join(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}"))
 
     def _load_checkpoint(self):
         super()._load_checkpoint()
@@ -135,21 +146,21 @@ class TrustRegionTrainer:
 
 
 @register_trainer(SYNC)
-class TrustRegionSync(TrustRegionTrainer, PPOTrainerSync):
+class TrustRegionSync(WholeCheckpoints, TrustRegionTrainer, PPOTrainerSync):
     """`trainer.v1.trainer_mode=trust_region_sync`: rollouts and updates take turns."""
 
     verls_mode = "sync"
 
 
 @register_trainer(COLOCATE_ASYNC)
-class TrustRegionColocateAsync(TrustRegionTrainer, PPOTrainerColocateAsync):
+class TrustRegionColocateAsync(WholeCheckpoints, TrustRegionTrainer, PPOTrainerColocateAsync):
     """`trainer.v1.trainer_mode=trust_region_colocate_async`: what is not finished when a batch is goes on after the update."""
 
     verls_mode = "colocate_async"
 
 
 @register_trainer(SEPARATE_ASYNC)
-class TrustRegionSeparateAsync(TrustRegionTrainer, PPOTrainerSeparateAsync):
+class TrustRegionSeparateAsync(WholeCheckpoints, TrustRegionTrainer, PPOTrainerSeparateAsync):
     """`trainer.v1.trainer_mode=trust_region_separate_async`: rollouts go on beside the updates, on devices of their own."""
 
     verls_mode = "separate_async"

@@ -33,6 +33,16 @@ class TrustRegionWorker(DetachActorWorker):
             self.actor.set_loss_fn(WorkerLoss(self.loss_fn, self.loss_fn.keywords["config"].policy_loss))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def save_model_folder(self, folder):
+        """Writes `folder`/huggingface, a model that transformers loads, by verl's way of saving one in a checkpoint."""
+        manager = self.actor.engine.checkpoint_manager
+        contents, manager.checkpoint_save_contents = manager.checkpoint_save_contents, ["hf_model"]
+        try:
+            self.actor.engine.save_checkpoint(folder)
+        finally:
+            manager.checkpoint_save_contents = contents
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_model_to_cpu(self, n):
         super().save_model_to_cpu(n)
         if get_device_name() == "cpu":  # where verl's copy to the CPU is none: what it put aside would go on being trained

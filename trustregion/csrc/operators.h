@@ -1,10 +1,17 @@
-// What the operators of any device do with their arguments before a kernel starts.
+// The operators of operators.cpp, given kernels for a device.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-#include <c10/util/Exception.h>
+#include <ATen/Dispatch.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/macros/Macros.h>
+#include <torch/library.h>
+#include <torch/version.h>
 
 #include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
 
 #include "columns.h"
 #include "policy_loss.h"
@@ -95,6 +102,45 @@ LossParameters<T> make_parameters(at::IntArrayRef choices, at::ArrayRef<double> 
   next += 5;
   for (T* field : fields) *field = T(*next++);
   return loss;
+}
+
+// torch it is compiled for, hash of the sources, what it runs on
+inline std::vector<std::string> build_info(const char* target) {
+  return {TORCH_VERSION, C10_STRINGIZE(TRUSTREGION_SOURCES), target};
+}
+
+template <class Kernels>
+std::tuple<at::Tensor, at::Tensor> band_bounds(const at::Tensor& log_prob_old, int64_t divergence, double delta_low,
+                                               double delta_high, double vanishes_at, double fills_at, double log_cap) {
+  at::Tensor input = log_prob_old.contiguous();
+  auto f = divergence_of(divergence);
+  at::Tensor lower = at::empty(input.sizes(), input.options().dtype(computed_in(input.scalar_type())));
+  at::Tensor upper = at::empty_like(lower);
+  AT_DISPATCH_FLOATING_TYPES(lower.scalar_type(), "band_bounds", [&] {
+    auto radii = make_radii<scalar_t>(f, delta_low, delta_high, vanishes_at, fills_at, log_cap);
+    Kernels::band_bounds(f, column_of(input, input.numel()), radii, lower.mutable_data_ptr<scalar_t>(),
+                         upper.mutable_data_ptr<scalar_t>(), input.numel(), input.device());
+  });
+  return {lower, upper};
+}
+
+template <class Kernels>
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> policy_loss(
+    const at::Tensor& log_prob, const at::Tensor& log_prob_old, const at::Tensor& advantages, const at::Tensor& mask,
+    const Maybe& weights, const Maybe& entropy, const Maybe& entropy_old, at::IntArrayRef choices,
+    at::ArrayRef<double> numbers) {
+  TokenTensors tokens = check_tokens(log_prob, log_prob_old, advantages, mask, weights, entropy, entropy_old);
+  auto options = log_prob.options().dtype(tokens.dtype);
+  at::Tensor loss = at::empty(log_prob.sizes(), options), factor = at::empty_like(loss);
+  at::Tensor active = at::empty(log_prob.sizes(), options.dtype(at::kBool));
+  at::Tensor statistics = at::empty({STATISTICS}, options.dtype(at::kDouble));
+  AT_DISPATCH_FLOATING_TYPES(tokens.dtype, "policy_loss", [&] {
+    Kernels::policy_loss(columns_of(tokens), make_parameters<scalar_t>(choices, numbers),
+                         loss.mutable_data_ptr<scalar_t>(), factor.mutable_data_ptr<scalar_t>(),
+                         active.mutable_data_ptr<bool>(), statistics.mutable_data_ptr<double>(), log_prob.numel(),
+                         log_prob.device());
+  });
+  return {loss, factor, active, statistics};
 }
 
 }  // namespace

@@ -1,0 +1,234 @@
+"""Several runs beside each other: one page without links to anywhere, and its pictures as PNG files."""
+
+import base64
+import html
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from recipes.errors import UserError
+from recipes.plots import smooth, smoothing_window, style
+from recipes.report import DIFFERENCE, MEMORY, PARTS_OF_A_STEP, number
+from recipes.run_files import Metrics, read_config, read_metrics, steps_done, what_ran
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555", "#000000")  # Okabe and Ito's
+BUCKETS = ("0-0.01", "0.01-0.2", "0.2-0.5", "0.5-0.8", "0.8-1")
+LAST = 5  # steps averaged at the end
+SHOWN = 3  # prompts whose completions are shown
+CSS = """body{font:15px/1.5 system-ui,sans-serif;max-width:1200px;margin:2em auto;padding:0 1em;color:#222}img{max-width:100%}
+table{border-collapse:collapse;margin:1em 0}td,th{padding:.2em .9em .2em 0;text-align:right;border-bottom:1px solid #ddd;vertical-align:top}
+td:first-child,th:first-child{text-align:left}pre{white-space:pre-wrap;background:#f5f5f5;padding:.5em;margin:.3em 0;text-align:left}"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's folder as its files have it; `label` tells it from the others."""
+
+    folder: Path
+    label: str
+    metrics: Metrics
+    config: dict
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One curve a run: the first of `keys` that was logged, or what `derive` makes of it."""
+
+    section: str
+    title: str
+    keys: tuple[str, ...]
+    factor: float = 1.0
+    derive: Callable[[dict[int, float]], dict[int, float]] | None = None
+    log: bool = False
+
+    def series(self, run: Run) -> dict[int, float]:
+        found = {step: value * self.factor for step, value in run.metrics.get(*self.keys).items()}
+        return self.derive(found) if self.derive else found
+
+
+def fluctuation(series: dict[int, float]) -> dict[int, float]:
+    """Relative standard deviation about the moving average, in % of it; empty below five steps."""
+    if len(series) < 5:
+        return {}
+    values, window = np.array([*series.values()]), max(5, smoothing_window(len(series)))
+    average = smooth(values, window)
+    spread = np.sqrt(smooth((values - average) ** 2, window))
+    return {step: 100 * s / abs(a) for step, s, a in zip(series, spread.tolist(), average.tolist(), strict=True) if a}
+
+
+def variance(series: dict[int, float]) -> dict[int, float]:
+    """Variance about the moving average; empty below five steps."""
+    if len(series) < 5:
+        return {}
+    values, window = np.array([*series.values()]), max(5, smoothing_window(len(series)))
+    return dict(zip(series, smooth((values - smooth(values, window)) ** 2, window).tolist(), strict=True))
+
+
+def later(series: dict[int, float]) -> dict[int, float]:
+    """All but the first step, which compiles and fills caches; of a run of one step, that."""
+    return dict([*series.items()][len(series) > 1 :])
+
+
+def panels(runs: list[Run]) -> list[Panel]:
+    validation = sorted({key for run in runs for key in run.metrics.series if key.startswith("val-core/")})
+    return [
+        Panel("Reward and validation", "reward", ("reward",)),
+        *(Panel("Reward and validation", key.removeprefix("val-core/"), (key,)) for key in validation),
+        Panel("Entropy", "entropy, nats a token", ("entropy",)),
+        Panel("Entropy", "its fluctuation, % of the moving average", ("entropy",), derive=fluctuation),
+        Panel("Gradient", "norm before clipping", ("actor/grad_norm",)),
+        Panel("Gradient", "variance of the norm about its moving average", ("actor/grad_norm",), derive=variance, log=True),
+        *(Panel("Clipped tokens", f"at the {side} bound, %", (f"trust/clip_fraction_{key}",), 100) for side, key in (("upper", "up"), ("lower", "down"))),
+        Panel("Clipped tokens", "by their entropy, %", ("trust/blocked_by_entropy",), 100),
+        *(
+            Panel(f"Clipped tokens by old probability, {side} bound", f"p in {bucket}, % of the bucket", (f"trust/clip_fraction_{key}/{bucket}",), 100)
+            for side, key in (("upper", "up"), ("lower", "down"))
+            for bucket in BUCKETS
+        ),
+        *(
+            Panel("Divergence of a token, new from old policy", name, (f"trust/divergence_{key}",), log=True)
+            for name, key in (("mean", "mean"), ("99th percentile", "p99"), ("largest", "max"))
+        ),
+        *(
+            Panel("Rollout against trainer, |probability difference|", name, (f"{DIFFERENCE}_{key}",), log=True)
+            for name, key in (("mean", "mean"), ("largest", "max"))
+        ),
+        Panel("Response length", "mean, tokens", ("response_length/mean",)),
+        Panel("Response length", "cut off, %", ("response_length/clip_ratio",), 100),
+        Panel("Time after the first step, seconds", "whole step", ("seconds",), derive=later),
+        *(Panel("Time after the first step, seconds", name, (key,), derive=later) for name, key in PARTS_OF_A_STEP),
+        *(Panel("Memory, GiB", name, keys) for name, keys in MEMORY),
+    ]
+
+
+def compare(folders: list[Path], out: Path) -> Path:
+    """Writes `out`/index.html and the pictures in it as PNG files. Returns the page.
+
+    Raises UserError when a folder is no run with a finished step.
+    """
+    runs = [_read(folder, folders) for folder in folders]
+    out.mkdir(parents=True, exist_ok=True)
+    shown = [panel for panel in panels(runs) if any(any(panel.series(run).values()) for run in runs)]
+    said = [[run.label, what_ran(run.config), steps_done(run.metrics.steps, run.config)] for run in runs]
+    body = [f"<h1>{len(runs)} runs</h1>", _table(["", "what", "steps"], said)]
+    body += [f"<h2>Means over the last {LAST} steps</h2>", _table(["", *(run.label for run in runs)], [
+        [f"{panel.section}: {panel.title}", *(_last(panel.series(run)) for run in runs)] for panel in shown
+    ])]  # fmt: skip
+    for section in dict.fromkeys(panel.section for panel in shown):
+        picture = out / ("".join(c if c.isalnum() else "_" for c in section.lower()).strip("_") + ".png")
+        _draw(picture, [panel for panel in shown if panel.section == section], runs)
+        data = base64.b64encode(picture.read_bytes()).decode()
+        body.append(f'<h2>{html.escape(section)}</h2><img alt="{html.escape(section)}" src="data:image/png;base64,{data}">')
+    body += ["<h2>Differences of the configurations</h2>", _table(["", *(run.label for run in runs)], config_differences(runs))]
+    body += ["<h2>Completions of the last step</h2>", *_completions(runs)]
+    page = out / "index.html"
+    page.write_text(f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Runs</title><style>{CSS}</style>{"".join(body)}</html>\n', encoding="utf-8")
+    return page
+
+
+def config_differences(runs: list[Run]) -> list[list[str]]:
+    """Rows of the keys whose values differ, but for names of folders and what other keys repeat."""
+    flat = [_flatten(run.config) for run in runs]
+    rows = []
+    for key in sorted(set().union(*flat)):
+        values = [json.dumps(one[key]) if key in one else "-" for one in flat]
+        own = all(run.folder.name in value for run, value in zip(runs, values, strict=True))
+        if len(set(values)) > 1 and not own and not key.startswith("actor_rollout_ref.actor.policy_loss.method"):
+            rows.append([key, *values])
+    return rows
+
+
+def _read(folder: Path, folders: list[Path]) -> Run:
+    metrics = read_metrics(folder / "metrics.jsonl")
+    if not metrics.steps:
+        raise UserError(f"{folder}: no finished training step in metrics.jsonl (looked for {folder.absolute()}). Give the folder of a run.")
+    names = [other.name for other in folders]
+    return Run(folder, folder.name if names.count(folder.name) == 1 else str(folder), metrics, read_config(folder / "config.yaml"))
+
+
+def _draw(path: Path, chosen: list[Panel], runs: list[Run]):
+    columns = min(3, len(chosen))
+    rows = math.ceil(len(chosen) / columns)
+    figure = Figure(figsize=(4.3 * columns, 2.7 * rows + 0.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    for index, panel in enumerate(chosen):
+        axes = figure.add_subplot(rows, columns, index + 1)
+        for nth, run in enumerate(runs):
+            series = panel.series(run)
+            steps, values = [*series], [*series.values()]
+            window, colour = smoothing_window(len(values)), COLOURS[nth % len(COLOURS)]
+            smoothed = window > 1 and panel.derive not in (fluctuation, variance)
+            if smoothed:
+                axes.scatter(steps, values, s=6, color=colour, alpha=0.25, linewidths=0)
+            axes.plot(steps, smooth(values, window) if smoothed else values, color=colour, linewidth=1.6, marker="o" if len(values) < 3 else None)
+        values = [value for run in runs for value in panel.series(run).values()]
+        if panel.log and min(values) > 0:
+            axes.set_yscale("log")
+            axes.minorticks_off()
+            axes.set_ylim(10.0 ** math.floor(math.log10(min(values))), 10.0 ** (math.floor(math.log10(max(values))) + 1))
+        style(axes)
+        axes.set_title(panel.title, loc="left", fontsize=10, parse_math=False)
+    handles = [figure.axes[0].plot([], [], color=COLOURS[nth % len(COLOURS)])[0] for nth, _ in enumerate(runs)]
+    legend = figure.legend(handles, [run.label for run in runs], loc="outside upper left", ncols=3, frameon=False, fontsize=8.5)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    figure.savefig(path, dpi=110)
+
+
+def _last(series: dict[int, float]) -> str:
+    values = [*series.values()][-LAST:]
+    return number(fmean(values)) if values else "-"
+
+
+def _flatten(config: dict, prefix: str = "") -> dict:
+    flat = {}
+    for key, value in config.items():
+        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {f"{prefix}{key}": value}
+    return flat
+
+
+def _completions(runs: list[Run]) -> list[str]:
+    """The first response of each run to the same prompts, where they have some in common."""
+    last = [_last_samples(run) for run in runs]
+    common = [prompt for prompt in last[0] if all(prompt in mine for mine in last)][:SHOWN]
+    parts = []
+    for prompt in common:
+        parts.append(f"<p><b>{html.escape(prompt)}</b></p>")
+        parts += [_completion(run.label, mine[prompt]) for run, mine in zip(runs, last, strict=True)]
+    if common:
+        return parts
+    for run, mine in zip(runs, last, strict=True):
+        parts.append(f"<h3>{html.escape(run.label)}</h3>")
+        parts += [_completion(prompt, row) for prompt, row in [*mine.items()][:SHOWN]]
+    return parts
+
+
+def _completion(name: str, row: dict) -> str:
+    return f"{html.escape(name)}, reward {html.escape(str(row['score']))}<pre>{html.escape(str(row['output']))}</pre>"
+
+
+def _last_samples(run: Run) -> dict[str, dict]:
+    """By prompt; the first of each."""
+    files = sorted((file for file in (run.folder / "samples").glob("*.jsonl") if file.stem.isdigit()), key=lambda file: int(file.stem))
+    found = {}
+    for line in files[-1].read_text(encoding="utf-8", errors="replace").splitlines() if files else []:
+        try:
+            row = json.loads(line)
+            found.setdefault(str(row["input"]), {"output": row["output"], "score": row["score"]})
+        except (ValueError, KeyError, TypeError):
+            continue  # cut in half by a kill
+    return found
+
+
+def _table(header: list[str], rows: list[list[str]]) -> str:
+    def line(cells, tag):
+        return "<tr>" + "".join(f"<{tag}>{html.escape(str(cell))}</{tag}>" for cell in cells) + "</tr>"
+
+    return f"<table>{line(header, 'th')}{''.join(line(row, 'td') for row in rows)}</table>"

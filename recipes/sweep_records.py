@@ -1,0 +1,96 @@
+"""What is known of each job of a sweep: one file a job, SWEEP/jobs/NAME.json, beside its run folder SWEEP/NAME.
+
+Written by the process that runs the job, wherever that is, and locked by it for as long: files are all that jobs, the
+process that started them and the table have in common.
+"""
+
+import contextlib
+import fcntl
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recipes.errors import UserError
+
+WAITING, RUNNING, FINISHED, FAILED, INTERRUPTED, KILLED = "waiting", "running", "finished", "failed", "interrupted", "killed"
+# Keys of the configuration that change no result: a finished job stays finished when they are others.
+OF_NO_EFFECT = ("dry_run", "trainer.logger", "trainer.resume_mode", "trainer.save_freq", "trainer.max_actor_ckpt_to_keep")
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """One job.
+
+    Args:
+        sweep: the sweep's folder.
+        name: of the job, and of its run folder in the sweep's.
+    """
+
+    sweep: Path
+    name: str
+
+    @property
+    def folder(self) -> Path:
+        return self.sweep / self.name
+
+    @property
+    def path(self) -> Path:
+        return self.sweep / "jobs" / f"{self.name}.json"
+
+    def read(self) -> dict[str, Any]:
+        """status, varied (key -> value), config, error, command; those that are known, {} for a job that never was."""
+        try:
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        if found.get("status") == RUNNING and not self._is_locked():
+            found["status"] = KILLED  # its process is gone and could not say so
+        return found
+
+    def write(self, **values):
+        """Replaces these values and keeps the others."""
+        known = self.read() | values
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps(known, indent=1), encoding="utf-8")  # in place: the lock is on this file
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Raises UserError where another process has the lock."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.path, "a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"{self.folder} is being written by another process. Wait for it, or end it.") from None
+            yield
+
+    def _is_locked(self) -> bool:
+        try:
+            with open(self.path) as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+
+
+def read_records(sweep: Path) -> list[JobRecord]:
+    return [JobRecord(sweep, path.stem) for path in sorted((sweep / "jobs").glob("*.json"))]
+
+
+def differences(before: dict, now: dict) -> list[str]:
+    """"key = value there, value here" of each key in which two configurations differ and that matters."""
+    there, here = _flat(before), _flat(now)
+    return [
+        f"{key} = {there.get(key)!r} there, {here.get(key)!r} here"
+        for key in sorted(there.keys() | here.keys())
+        if there.get(key) != here.get(key) and key not in OF_NO_EFFECT
+    ]
+
+
+def _flat(config: dict, above: str = "") -> dict[str, Any]:
+    found = {}
+    for key, value in config.items():
+        found |= _flat(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
+    return found
