@@ -93,6 +93,22 @@ def test_the_updates_pass_looks_at_the_anchors_cells(remove_padding, pad):
     assert torch.equal(grad, expected_grad) and (grad != 0).any()
 
 
+@pytest.mark.parametrize(("remove_padding", "pad"), LAYOUTS)
+def test_the_gradient_is_written_over_the_logits(remove_padding, pad):
+    """With an entropy bonus too, for which verl's own functions need memory for another gradient."""
+    output, arguments, micro_batch, logits, labels = a_pass(remove_padding, {"entropy_every": 1}, pad)
+    tu.assign_non_tensor(micro_batch, calculate_entropy=True)
+    found = Engine().prepare_model_outputs(output, arguments, micro_batch, None)
+    before = output.logits.detach().clone()
+    loss = found["log_probs"].values().square().sum() + found["entropy"].values().sum()
+    grad, grad_output = torch.autograd.grad(loss, (logits, output.logits))
+    if remove_padding:
+        assert grad_output.data_ptr() == output.logits.data_ptr() and not output.logits.equal(before)
+    expected = token_stats(logits, labels, TEMPERATURE[0])
+    (expected_grad,) = torch.autograd.grad(expected.log_prob.square().sum() + expected.entropy.sum(), logits)
+    assert torch.equal(grad, expected_grad) and (grad != 0).any()
+
+
 def test_ulysses_workers_share_the_sequence(monkeypatch):
     """Two workers' parts, put together, are the whole sequence's and its padding's."""
     packed = torch.stack([torch.randperm(VOCABULARY)[:4] for _ in range(15)]).int()

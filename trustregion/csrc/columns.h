@@ -1,7 +1,7 @@
 // Tensors as kernels read them: numbers of any type, converted one by one.
 #pragma once
 
-#include "elementary.h"
+#include "float_formats.h"
 
 namespace trustregion {
 
@@ -20,17 +20,6 @@ struct TokenColumns {
 
 namespace {
 
-TR_FUNCTION float bfloat16_to_float(uint16_t x) { return bits_as<float>(static_cast<uint32_t>(x) << 16); }
-
-TR_FUNCTION float float16_to_float(uint16_t half) {
-  // Shifted into place its exponent is too small by 112; a number below 2^-14 is normalized by a subtraction.
-  uint32_t magnitude = (half & 0x7fffu) << 13, sign = (half & 0x8000u) << 16;
-  bool infinite_or_nan = (half & 0x7c00u) == 0x7c00u, subnormal = (half & 0x7c00u) == 0;
-  float normal = bits_as<float>(magnitude + (infinite_or_nan ? 224u << 23 : 112u << 23));
-  float small = bits_as<float>(magnitude + (113u << 23)) - bits_as<float>(113u << 23);
-  return bits_as<float>(bits_as<uint32_t>(subnormal ? small : normal) | sign);
-}
-
 // Calls with a function of an index, for the type of the numbers. Integers count as 0 or 1.
 template <class T, class Function>
 TR_FUNCTION void with_reader(const Column& column, Function function) {
@@ -38,10 +27,8 @@ TR_FUNCTION void with_reader(const Column& column, Function function) {
   switch (column.dtype) {
     case Dtype::float32: return function([=](int64_t i) { return T(static_cast<const float*>(data)[i]); });
     case Dtype::float64: return function([=](int64_t i) { return T(static_cast<const double*>(data)[i]); });
-    case Dtype::bfloat16:
-      return function([=](int64_t i) { return T(bfloat16_to_float(static_cast<const uint16_t*>(data)[i])); });
-    case Dtype::float16:
-      return function([=](int64_t i) { return T(float16_to_float(static_cast<const uint16_t*>(data)[i])); });
+    case Dtype::bfloat16: return function([=](int64_t i) { return T(widen(static_cast<const BFloat16*>(data)[i])); });
+    case Dtype::float16: return function([=](int64_t i) { return T(widen(static_cast<const Float16*>(data)[i])); });
     case Dtype::uint8: return function([=](int64_t i) { return T(static_cast<const uint8_t*>(data)[i] != 0); });
     case Dtype::int32: return function([=](int64_t i) { return T(static_cast<const int32_t*>(data)[i] != 0); });
     case Dtype::int64: return function([=](int64_t i) { return T(static_cast<const int64_t*>(data)[i] != 0); });

@@ -1,8 +1,11 @@
-// The loops of cpu.h: included by one source an instruction set, after its target pragma. Tokens go through in blocks, as
-// arrays of a fixed length: loops have no tails, and a token's result does not depend on where it stands.
+// The loops over tokens on the CPU, over [begin, end). Tokens go through in blocks, as arrays of a fixed length: loops have
+// no tails, and a token's result does not depend on where it stands.
+#pragma once
+
 #include <algorithm>
 
-#include "cpu.h"
+#include "columns.h"
+#include "policy_loss.h"
 
 namespace trustregion {
 namespace {
@@ -42,7 +45,7 @@ void solve(const T* __restrict log_p, const Radii<T>& given, int count, T* __res
 }
 
 template <class T>
-void band_bounds(Divergence f, Column log_prob_old, const Radii<T>& radii, T* lower, T* upper, int64_t begin,
+void find_band_bounds(Divergence f, Column log_prob_old, const Radii<T>& radii, T* lower, T* upper, int64_t begin,
                  int64_t end) {
   with_divergence(f, [&](auto f_constant) {
     T log_p[BLOCK], low[BLOCK], high[BLOCK];
@@ -123,7 +126,7 @@ template <class T>
 void measure(const LossParameters<T>& loss, Block<T>& b) {
   with_divergence(loss.divergence, [&](auto f_constant) {
     for (int i = 0; i < BLOCK; ++i) {
-      Exp<T> prob_old = exp_pair(b.log_prob_old[i]);
+      Exp<T> prob_old = exp_all(b.log_prob_old[i]);
       b.prob_old[i] = prob_old.value;
       b.distance[i] = binary_divergence<f_constant.value>(b.log_prob[i], b.log_prob_old[i], prob_old);
     }
@@ -270,8 +273,9 @@ inline void count_bits(const int64_t* by_bits, double* s) {
   }
 }
 
+// Adds to `statistics`, an array of STATISTICS.
 template <class T>
-void policy_loss(const TokenColumns& columns, const LossParameters<T>& parameters, T* loss, T* factor, bool* active,
+void find_policy_loss(const TokenColumns& columns, const LossParameters<T>& parameters, T* loss, T* factor, bool* active,
                  double* statistics, int64_t begin, int64_t end) {
   int64_t by_bits[128] = {};
   Block<T> b{};

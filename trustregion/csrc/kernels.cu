@@ -138,7 +138,7 @@ policy_loss_kernel(TokenColumns columns, LossParameters<T> loss, T* losses, T* f
     Token<T> t{false, T(-1), T(-1), T(0), T(1), T(1)};
     if (i < tokens) t = prepare<T>(columns, i, counts + INVALID, counts + DROPPED_TOKENS);
     T log_ratio = t.log_prob - t.log_prob_old;
-    Exp<T> prob_old = exp_pair(t.log_prob_old);
+    Exp<T> prob_old = exp_all(t.log_prob_old);
     T distance = binary_divergence<f>(t.log_prob, t.log_prob_old, prob_old);
     TokenLoss<T> result = loss_of(t, log_ratio, distance, bounds_of<f>(t.log_prob_old, log_ratio, distance, loss), loss);
     if (i < tokens) {

@@ -1,9 +1,10 @@
-// Defines the operators, and registers the CPU kernels of cpu.h.
+// Defines the operators, and registers the CPU kernels of cpu_kernels.h.
 #include <ATen/Parallel.h>
 
 #include <algorithm>
 
-#include "cpu.h"
+#include "cpu_kernels.h"
+#include "instructions.h"
 #include "operators.h"
 
 TORCH_LIBRARY(trustregion, m) {
@@ -29,7 +30,7 @@ struct OnCpu {
   static void band_bounds(Divergence f, const Column& log_prob_old, const Radii<T>& radii, T* lower, T* upper,
                           int64_t tokens, at::Device) {
     at::parallel_for(0, tokens, GRAIN, [&](int64_t begin, int64_t end) {
-      cpu_kernels<T>().band_bounds(f, log_prob_old, radii, lower, upper, begin, end);
+      run_vectorized([&] { find_band_bounds(f, log_prob_old, radii, lower, upper, begin, end); });
     });
   }
 
@@ -40,8 +41,9 @@ struct OnCpu {
     std::vector<double> partial(chunks * STATISTICS);
     at::parallel_for(0, chunks, 1, [&](int64_t begin, int64_t end) {
       for (int64_t chunk = begin; chunk < end; ++chunk) {
-        cpu_kernels<T>().policy_loss(columns, loss, losses, factors, active, partial.data() + chunk * STATISTICS,
-                                     chunk * CHUNK, std::min(tokens, (chunk + 1) * CHUNK));
+        double* sums = partial.data() + chunk * STATISTICS;
+        int64_t first = chunk * CHUNK, last = std::min(tokens, first + CHUNK);
+        run_vectorized([&] { find_policy_loss(columns, loss, losses, factors, active, sums, first, last); });
       }
     });
     std::fill_n(statistics, int(STATISTICS), 0.0);

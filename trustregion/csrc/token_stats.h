@@ -12,7 +12,7 @@ struct Layout {
   static constexpr int kDims = 4;
   int64_t sizes[kDims], strides[kDims], step;
 
-  HOST_DEVICE int64_t offset(int64_t row) const {
+  TR_FUNCTION int64_t offset(int64_t row) const {
     int64_t offset = 0;
     for (int dim = kDims - 1; dim >= 0; --dim) {
       offset += row % sizes[dim] * strides[dim];

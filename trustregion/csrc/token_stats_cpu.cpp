@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "instructions.h"
 #include "token_stats_math.h"
 
 namespace trustregion {
@@ -43,7 +44,7 @@ template <class X, class C>
 void find_topk(const Forward<X>& args, int64_t row, const X* x, const std::vector<Sums<C>>& parts,
                std::vector<Entry<C>>& found) {
   const int64_t K = args.K, step = args.layout.step;
-  C least = -kInfinity<C>;
+  C least = -infinity<C>;
   if (int64_t(parts.size()) > K) {
     found.clear();
     for (const Sums<C>& part : parts) found.push_back({part.largest, 0});
@@ -63,7 +64,7 @@ void find_topk(const Forward<X>& args, int64_t row, const X* x, const std::vecto
       const int end = std::min(n, first + kPiece);
       if (largest_of(block + first, end - first) < least) continue;
       for (int i = first; i < end; ++i)  // nan is in no order
-        if (!(block[i] < least)) found.push_back({block[i] == block[i] ? block[i] : kInfinity<C>, start + i});
+        if (!(block[i] < least)) found.push_back({block[i] == block[i] ? block[i] : infinity<C>, start + i});
     }
   }
   const auto before = [](const Entry<C>& a, const Entry<C>& b) { return better(a.value, a.id, b.value, b.id); };
@@ -90,7 +91,7 @@ Sums<double> sums_of_rest(const Forward<X>& args, int64_t row, const X* x, C tem
     const int n = int(std::min<int64_t>(kBlock, args.V - start));
     if (next != apart.end() && *next < start + n) {
       load(block, x + start * args.layout.step, args.layout.step, n);
-      for (; next != apart.end() && *next < start + n; ++next) block[*next - start] = -kInfinity<C>;
+      for (; next != apart.end() && *next < start + n; ++next) block[*next - start] = -infinity<C>;
       part = Sums<C>();
       add(part, block, n, temperature);
     }
@@ -162,39 +163,15 @@ void run_rows(const Backward<X>& args, int64_t begin, int64_t end) {
   }
 }
 
-// The same loops for several instruction sets: everything they call is inlined, and so compiled for each.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-template <class Args>
-__attribute__((flatten, target("avx2,fma"))) void run_avx2(const Args& args, int64_t begin, int64_t end) {
-  run_rows(args, begin, end);
-}
-template <class Args>
-__attribute__((flatten, target("avx512f,avx512bw,avx512dq,avx512vl,fma,prefer-vector-width=512"))) void run_avx512(
-    const Args& args, int64_t begin, int64_t end) {
-  run_rows(args, begin, end);
-}
-template <class Args>
-void run(const Args& args, int64_t begin, int64_t end) {
-  if (__builtin_cpu_supports("x86-64-v4")) return run_avx512(args, begin, end);
-  if (__builtin_cpu_supports("x86-64-v3")) return run_avx2(args, begin, end);
-  run_rows(args, begin, end);
-}
-#else
-template <class Args>
-void run(const Args& args, int64_t begin, int64_t end) {
-  run_rows(args, begin, end);
-}
-#endif
-
 }  // namespace
 
 template <class X>
 void forward_cpu(const Forward<X>& args, int64_t begin, int64_t end) {
-  run(args, begin, end);
+  run_vectorized([&] { run_rows(args, begin, end); });
 }
 template <class X>
 void backward_cpu(const Backward<X>& args, int64_t begin, int64_t end) {
-  run(args, begin, end);
+  run_vectorized([&] { run_rows(args, begin, end); });
 }
 
 #define INSTANTIATE(X)                                                 \

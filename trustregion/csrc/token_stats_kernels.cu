@@ -69,7 +69,7 @@ __device__ Chunk<X> load(const X* row, const Segment& segment, int id) {
     if (id + i >= segment.begin && id + i < segment.end) {
       chunk.x[i] = row[(id + i) * segment.step];
     } else {
-      narrow(-kInfinity<Compute<X>>, &chunk.x[i]);
+      narrow(-infinity<Compute<X>>, &chunk.x[i]);
     }
   }
   return chunk;
@@ -79,7 +79,7 @@ __device__ Chunk<X> load(const X* row, const Segment& segment, int id) {
 template <class C>
 struct WarpTopk {
   int K;
-  C value = -kInfinity<C>, worst = -kInfinity<C>;
+  C value = -infinity<C>, worst = -infinity<C>;
   int id = kNoId, worst_id = kNoId;
 
   // All lanes together, each with a logit; those that belong here are exchanged for those they displace.
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(kThreads) scan(Forward<X> args, int splits, Fo
       bool good = false;
 #pragma unroll
       for (int i = 0; i < size; ++i) {
-        values[i] = bits >> i & 1 ? -kInfinity<C> : widen(chunks[u].x[i]);
+        values[i] = bits >> i & 1 ? -infinity<C> : widen(chunks[u].x[i]);
         good = good || values[i] >= best.worst;
       }
       if (topk && __any_sync(kAll, good)) {
@@ -242,7 +242,7 @@ __global__ void __launch_bounds__(kThreads) finish(Forward<X> args, int splits, 
     }
     const int64_t token = args.token_ids[row];
     const bool sampled = lane == 0 && token >= 0;
-    C value = sampled ? logit(args.logits + args.layout.offset(row), args.layout, args.V, token) : -kInfinity<C>;
+    C value = sampled ? logit(args.logits + args.layout.offset(row), args.layout, args.V, token) : -infinity<C>;
     int id = sampled ? int(token) : kNoId;
     best.offer(value, id);
     if (sampled && id != token) add(rest, &value, 1, temperature);

@@ -18,45 +18,17 @@
 #endif
 
 namespace trustregion {
+namespace {
 
-template <class A>
-constexpr A kInfinity = std::numeric_limits<A>::infinity();
 // A log-mass whose mass is 0 in double precision too; unlike -inf it can be multiplied by 0.
 constexpr float kNever = -1e4f;
 template <class A>
 constexpr A kNan = std::numeric_limits<A>::quiet_NaN();
 
-// e^x to one unit in the last place for x up to 88; 0 where that is subnormal.
-HOST_DEVICE float exp_(float x) {
-#ifdef __CUDA_ARCH__
-  return expf(x);
-#else
-  // x = k ln 2 + r with |r| <= ln(2) / 2: adding 1.5 * 2^23 rounds to the integer k, and leaves it in the lowest bits.
-  const float shifted = x * 0x1.715476p+0f + 0x1.8p+23f;
-  const float k = shifted - 0x1.8p+23f;
-  const float r = x - k * 0x1.63p-1f - k * -2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
-  const float y = bits_float(float_bits(p) + (float_bits(shifted) << 23));
-  return x < -87.33654f ? 0.0f : y;
-#endif
-}
-HOST_DEVICE double exp_(double x) { return std::exp(x); }
-
-template <class A>
-HOST_DEVICE A at_least(A x, A least) {
-  return x < least ? least : x;  // nan stays nan
-}
-
 // Of d_i = (x_i - largest) / temperature <= 0 over what has been read.
 template <class A>
 struct Sums {
-  A largest = -kInfinity<A>;
+  A largest = -infinity<A>;
   A ties = 0;      // how many x_i are the largest
   A below = 0;     // sum of e^(d_i) over the others
   A weighted = 0;  // sum of e^(d_i) (-d_i)
@@ -64,10 +36,10 @@ struct Sums {
 
 // The same sums, measured from a larger logit.
 template <class A>
-HOST_DEVICE void raise(Sums<A>& sums, A largest, A temperature) {
+TR_FUNCTION void raise(Sums<A>& sums, A largest, A temperature) {
   if (sums.largest == largest) return;
-  if (sums.largest > -kInfinity<A>) {
-    const A d = at_least((sums.largest - largest) / temperature, A(kNever)), scale = exp_(d), mass = sums.ties + sums.below;
+  if (sums.largest > -infinity<A>) {
+    const A d = at_least((sums.largest - largest) / temperature, A(kNever)), scale = exp_of(d), mass = sums.ties + sums.below;
     sums.weighted = (sums.weighted - mass * d) * scale;
     sums.below = mass * scale;
     sums.ties = 0;
@@ -76,15 +48,15 @@ HOST_DEVICE void raise(Sums<A>& sums, A largest, A temperature) {
 }
 
 template <class C>
-HOST_DEVICE C largest_of(const C* x, int n) {
-  C largest = -kInfinity<C>;
+TR_FUNCTION C largest_of(const C* x, int n) {
+  C largest = -infinity<C>;
   SIMD(reduction(max : largest))
   for (int i = 0; i < n; ++i) largest = x[i] > largest ? x[i] : largest;
   return largest;
 }
 
 template <class A>
-HOST_DEVICE Sums<A> merged(Sums<A> a, Sums<A> b, A temperature) {
+TR_FUNCTION Sums<A> merged(Sums<A> a, Sums<A> b, A temperature) {
   const A largest = a.largest < b.largest ? b.largest : a.largest;
   raise(a, largest, temperature);
   raise(b, largest, temperature);
@@ -92,12 +64,12 @@ HOST_DEVICE Sums<A> merged(Sums<A> a, Sums<A> b, A temperature) {
 }
 
 template <class A, class C>
-HOST_DEVICE void merge(Sums<A>& all, const Sums<C>& part, A temperature) {
+TR_FUNCTION void merge(Sums<A>& all, const Sums<C>& part, A temperature) {
   all = merged(all, Sums<A>{part.largest, part.ties, part.below, part.weighted}, temperature);
 }
 
 template <class A, class C, bool divide, bool ties>
-HOST_DEVICE void add_measured(Sums<A>& sums, const C* x, int n, C temperature) {
+TR_FUNCTION void add_measured(Sums<A>& sums, const C* x, int n, C temperature) {
   const C largest = C(sums.largest);
   C tied = 0, below = 0, weighted = 0;
   SIMD(reduction(+ : tied, below, weighted))
@@ -106,7 +78,7 @@ HOST_DEVICE void add_measured(Sums<A>& sums, const C* x, int n, C temperature) {
     if (divide) d /= temperature;
     d = at_least(d, C(kNever));
     const bool tie = ties && x[i] == largest;
-    const C mass = tie ? C(0) : exp_(d);
+    const C mass = tie ? C(0) : exp_of(d);
     if (ties) tied += tie ? C(1) : C(0);
     below += mass;
     weighted -= mass * d;
@@ -119,9 +91,9 @@ HOST_DEVICE void add_measured(Sums<A>& sums, const C* x, int n, C temperature) {
 // Adds n logits. C, the type of the logits and of sums over one block, may be narrower than A. -inf adds nothing; nan,
 // or inf, makes all that comes of the sums nan.
 template <class A, class C>
-HOST_DEVICE void add(Sums<A>& sums, const C* x, int n, C temperature) {
+TR_FUNCTION void add(Sums<A>& sums, const C* x, int n, C temperature) {
   const C largest = largest_of(x, n);
-  if (largest == -kInfinity<C>) {
+  if (largest == -infinity<C>) {
     for (int i = 0; i < n; ++i)
       if (x[i] != x[i]) sums.below = x[i];
     return;
@@ -136,25 +108,25 @@ HOST_DEVICE void add(Sums<A>& sums, const C* x, int n, C temperature) {
 
 // Order of the top-K: of equal logits the one with the lower id comes first. nan is in no order.
 template <class A, class Id>
-HOST_DEVICE bool better(A x, Id id, A y, Id other_id) {
+TR_FUNCTION bool better(A x, Id id, A y, Id other_id) {
   return x > y || (x == y && id < other_id);
 }
 
 // One logit of a row; nan for an id outside the vocabulary (token_stats() in Python refuses such ids, where it may sync).
 template <class X>
-HOST_DEVICE Compute<X> logit(const X* row, const Layout& layout, int64_t V, int64_t id) {
+TR_FUNCTION Compute<X> logit(const X* row, const Layout& layout, int64_t V, int64_t id) {
   return id >= 0 && id < V ? widen(row[id * layout.step]) : kNan<Compute<X>>;
 }
 
 template <class A>
-HOST_DEVICE A of_row(const A* values, int64_t row, A otherwise) {
+TR_FUNCTION A of_row(const A* values, int64_t row, A otherwise) {
   return values ? values[row] : otherwise;
 }
 
 // All results of a row from the sums over its tokens and, with cells, over those neither named nor sampled. With topk,
 // cell_ids hold the named tokens already.
 template <class X, class A>
-HOST_DEVICE void finish_forward(const Forward<X>& args, int64_t row, const Sums<A>& all, const Sums<A>& rest) {
+TR_FUNCTION void finish_forward(const Forward<X>& args, int64_t row, const Sums<A>& all, const Sums<A>& rest) {
   using C = Compute<X>;
   const int64_t V = args.V, K = args.K, token = args.token_ids[row];
   const X* x = args.logits + args.layout.offset(row);
@@ -178,12 +150,12 @@ HOST_DEVICE void finish_forward(const Forward<X>& args, int64_t row, const Sums<
     if (!args.topk) ids[k] = int32_t(args.given_ids[row * K + k]);
     if (args.topk && log_norm != log_norm) ids[k] = int32_t(k);  // nan has no largest: any will do, if in range
     const A log_mass = (A(logit(x, args.layout, V, ids[k])) - largest) / temperature - log_norm;
-    named_mass += exp_(log_mass);
+    named_mass += exp_of(log_mass);
     cells[k] = C(log_mass);
     has_cell = has_cell && ids[k] != token;
   }
-  if (has_cell) named_mass += exp_(log_prob);
-  cells[K] = has_cell ? C(log_prob) : -kInfinity<C>;
+  if (has_cell) named_mass += exp_of(log_prob);
+  cells[K] = has_cell ? C(log_prob) : -infinity<C>;
   // Close to 1, the rest's mass is known best by what it lacks.
   const A log_rest = std::log(rest.ties + rest.below) + (rest.largest - largest) / temperature - log_norm;
   cells[K + 1] = C(named_mass < A(0.5) ? std::log1p(-named_mass) : log_rest);
@@ -198,20 +170,20 @@ struct Slope {
 };
 
 template <class C>
-HOST_DEVICE C gradient(const Slope<C>& slope, C d) {
+TR_FUNCTION C gradient(const Slope<C>& slope, C d) {
   const C z = at_least(d - slope.shift, C(kNever));
-  return exp_(z) * (slope.constant + slope.linear * z);
+  return exp_of(z) * (slope.constant + slope.linear * z);
 }
 
 // Slope of a row, and the gradients of the logits of its named tokens and its sampled one, in `named`, [K+1].
 template <class X, class C = Compute<X>>
-HOST_DEVICE Slope<C> start_backward(const Backward<X>& args, int64_t row, C* named) {
+TR_FUNCTION Slope<C> start_backward(const Backward<X>& args, int64_t row, C* named) {
   const int64_t V = args.V, K = args.K, token = args.token_ids[row];
   const X* x = args.logits + args.layout.offset(row);
   const int32_t* ids = args.cell_ids + row * K;
   const C* cells = args.cell_log_prob + row * (K + 2);
   const C* upstream = args.grad_cells ? args.grad_cells + row * (K + 2) : nullptr;
-  auto of_cell = [&](int64_t k) { return upstream && cells[k] != -kInfinity<C> ? upstream[k] : C(0); };
+  auto of_cell = [&](int64_t k) { return upstream && cells[k] != -infinity<C> ? upstream[k] : C(0); };
 
   const C of_log_prob = token < 0 ? C(0) : of_row(args.grad_log_prob, row, C(0));
   const C of_entropy = of_row(args.grad_entropy, row, C(0));
@@ -226,7 +198,7 @@ HOST_DEVICE Slope<C> start_backward(const Backward<X>& args, int64_t row, C* nam
 
   const C temperature = slope.temperature, entropy = args.entropy[row], log_norm = args.log_norm[row];
   const C of_rest = upstream ? of_cell(K + 1) : C(0);
-  const C log_rest = upstream && cells[K + 1] != -kInfinity<C> ? cells[K + 1] : C(0), rest = exp_(log_rest);
+  const C log_rest = upstream && cells[K + 1] != -infinity<C> ? cells[K + 1] : C(0), rest = exp_of(log_rest);
   slope.shift = log_norm + log_rest;
   slope.constant = -of_rest * std::expm1(log_rest) - rest * (total - of_rest) - rest * of_entropy * (log_rest + entropy);
   slope.constant /= temperature;
@@ -234,7 +206,7 @@ HOST_DEVICE Slope<C> start_backward(const Backward<X>& args, int64_t row, C* nam
 
   // 1 - p without cancellation.
   auto of_named = [&](int64_t id, C own) {
-    const C log_p = (logit(x, args.layout, V, id) - slope.largest) / temperature - log_norm, p = exp_(log_p);
+    const C log_p = (logit(x, args.layout, V, id) - slope.largest) / temperature - log_norm, p = exp_of(log_p);
     const C of_p = of_entropy * (at_least(log_p, C(kNever)) + entropy);
     return (-own * std::expm1(log_p) - (total - own) * p - p * of_p) / temperature;
   };
@@ -246,4 +218,5 @@ HOST_DEVICE Slope<C> start_backward(const Backward<X>& args, int64_t row, C* nam
   return slope;
 }
 
+}  // namespace
 }  // namespace trustregion

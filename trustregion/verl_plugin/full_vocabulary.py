@@ -59,6 +59,7 @@ class FullVocabulary:
             temperature,
             topk=topk,
             cell_ids=self._slice(micro_batch[CELL_IDS].values(), pad_size) if at_cells else None,
+            inplace_backward=True,  # nobody else reads the logits, as verl's own log-probs rely on too
         )
         results = {"log_probs": stats.log_prob}
         if tu.get_non_tensor_data(micro_batch, "calculate_entropy", False):
