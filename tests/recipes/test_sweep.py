@@ -18,8 +18,10 @@ from omegaconf import OmegaConf
 from recipes import sweep, sweep_table, train
 from recipes.checks import check
 from recipes.errors import UserError
+from recipes.launcher import FINISHED as RUN_FINISHED
 from recipes.sweep_records import JobRecord, differences, read_records
 from recipes.sweep_table import results
+from trustregion.verl_plugin.checkpoints import MANIFEST
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,6 +48,7 @@ class Jobs:
         (folder / "metrics.jsonl").write_text("".join(row(step, config.method.delta * step) for step in (1, 2)))
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # as the launcher does, in its way
         self.ends.get(config.name, lambda: None)()
+        (folder / RUN_FINISHED).write_text("{}")
 
     def failing(self, message: str):
         def fail():
@@ -153,7 +156,8 @@ def test_with_resume_a_job_goes_on_from_its_checkpoint_where_there_is_one(comman
     left = tmp_path / "radii" / NAMES[0] / "checkpoints"
     left.mkdir()
     if saved:
-        (left / "latest_checkpointed_iteration.txt").write_text("2")
+        (left / "global_step_2").mkdir()
+        (left / "global_step_2" / MANIFEST).write_text("{}")
     assert command(*TWO, "trainer.resume_mode=auto") == 0 and jobs.started == [NAMES[0]]
     assert left.exists() == saved and (tmp_path / "radii" / "earlier").exists() != saved
     assert f"{NAMES[0]}: failed; {'goes on from its checkpoint' if saved else 'starts again'}" in capsys.readouterr().out
