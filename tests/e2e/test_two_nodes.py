@@ -63,12 +63,12 @@ def test_two_nodes_compute_what_two_workers_compute(train, on_two_nodes, tmp_pat
 def test_before_training_nodes_are_compared(on_two_nodes):
     """On the same two: first as the run is, then with a file of one node's own and more nodes than there are."""
     preflight = f"{sys.executable} -m recipes.train cluster=cpu_2x1 preflight=only"
-    script = f"{preflight}; echo as it is: $?; cp assets/arithmetic-0/*.parquet /tmp; set -- /tmp/*.parquet; {preflight} data.val_files=$1 trainer.nnodes=3; echo wrong: $?"
+    script = f"{preflight}; echo as it is: $?; cp assets/arithmetic-0/*.parquet /tmp; set -- /tmp/*.parquet; {preflight} data.val_files=$1 trainer.nnodes=4; echo wrong: $?"
     done = on_two_nodes("bash", "-c", script)
     assert "found: cluster: 2 nodes, hosta (10.77.0.1) with 1 GPUs, hostb (10.77.0.2) with 1 GPUs; the same" in done.stdout, done.stdout
     assert "found: one token: vLLM sampled" in done.stdout and "as it is: 0\n" in done.stdout, done.stdout
     wrong = done.stdout.partition("as it is: 0")[2]
-    assert "trainer.nnodes = 3" in wrong and "hostb (10.77.0.2): not there: /tmp/" in wrong and "wrong: 2\n" in wrong, wrong
+    assert "trainer.nnodes = 4" in wrong and "hostb (10.77.0.2): not there: /tmp/" in wrong and "wrong: 2\n" in wrong, wrong
     assert "hosta (10.77.0.1): not there" not in wrong
 
 
