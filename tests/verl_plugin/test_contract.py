@@ -40,6 +40,8 @@ SIGNATURES = {
     "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer._select_prompt_uids": "self partition_id sampleable_keys batch_size",
     "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer._materialize_batch": "self partition_id selected_prompt_uids partition_snapshot",
     "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer._wait_for_next_poll": "self partition_id last_debug_time",
+    "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer._evict_terminal_groups": "self global_steps partition_id eviction_reasons",
+    "verl.trainer.ppo.v1.replay_buffer:ReplayBufferAsync.sample": "self global_steps partition_id batch_size",
     f"{SERVER}:vLLMHttpServer.run_server": "self args",
     f"{SERVER}:vLLMHttpServer.generate": "self prompt_ids sampling_params request_id",
     "verl.experimental.agent_loop.single_turn_agent_loop:SingleTurnAgentLoop.run": "self sampling_params",
