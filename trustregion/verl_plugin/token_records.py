@@ -66,7 +66,7 @@ class TokenRecorder:
         Returns the numbers CHOSEN, [B].
         """
         name = f"{step}.parquet" if self._workers == 1 else f"{step}-{self._rank}.parquet"
-        if update == 0 or self._path != Path(folder, name):
+        if self._path != Path(folder, name):
             self._path, self._before = Path(folder, name), []
         share = sequences // self._workers + (self._rank < sequences % self._workers)
         rows = [row for row, mask in enumerate(masks) if mask.any()][:share]
