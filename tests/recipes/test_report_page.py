@@ -237,6 +237,7 @@ def the_page(tmp_path: Path, *runs: Path) -> Path:
     return tmp_path / "page" / "index.html"
 
 
+@pytest.mark.slow
 def test_in_a_browser(browser, tmp_path):
     write_run(tmp_path / "a", "band_kl_erc", seed=0)
     write_run(tmp_path / "b", "dppo_binary_tv", seed=1)
@@ -258,6 +259,7 @@ def test_in_a_browser(browser, tmp_path):
     assert browser.value("document.documentElement.scrollWidth <= document.documentElement.clientWidth")  # no sideways scrolling
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("broken", "complaint"), [
     ("<img src='http://127.0.0.1:9/x.png'>", "request: http://127.0.0.1:9/x.png"),
     ("<link rel=stylesheet href='style.css'>", "style.css"),
