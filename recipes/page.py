@@ -3,11 +3,11 @@
 import html
 
 CSS = """body{font:15px/1.5 system-ui,sans-serif;max-width:1200px;margin:2em auto;padding:0 1em;color:#222}img{max-width:100%}
-h2{margin:2em 0 .5em;border-bottom:2px solid #eee}h3{margin:1.5em 0 .3em}
+h2{margin:2em 0 .5em;border-bottom:2px solid #eee}h3{margin:1.5em 0 .3em}h4{margin:1em 0 .3em}
 table{border-collapse:collapse;margin:1em 0}td,th{padding:.2em .9em .2em 0;text-align:right;border-bottom:1px solid #ddd;vertical-align:top}
 td:first-child,th:first-child{text-align:left}pre{white-space:pre-wrap;overflow-wrap:anywhere;background:#f5f5f5;padding:.5em;margin:.3em 0;text-align:left}
 code{background:#f5f5f5;padding:0 .2em;white-space:pre-wrap;overflow-wrap:anywhere}caption{text-align:left;font-weight:600}
-.beside{display:flex;flex-wrap:wrap;gap:0 4em}.beside td,.beside th{padding-right:.6em}.faint{color:#666}"""
+.beside{display:flex;flex-wrap:wrap;align-items:flex-start;gap:0 4em}.beside td,.beside th{padding-right:.6em}.faint{color:#666}"""
 
 
 class Html(str):

@@ -9,11 +9,11 @@ from recipes.run_files import read_samples
 from recipes.token_records import CAUSES, Records, TokenCount, read_records
 
 SAID = {"region": "region", "entropy": "entropy", "dual_clip": "dual clip"}
-ROWS, RESPONSES = 12, 3  # of each table; of each run
+ROWS, RESPONSES = 12, 2  # of each table; by each cause
 LONGEST = 24  # characters of a token in a table
 AROUND = 60  # kept tokens shown on either side of a blocked one
 EVERY = 10  # what is recommended where there are no records
-CSS = """mark{color:inherit;border-radius:3px;padding:1px 1px;cursor:help;border-bottom:2px solid}
+CSS = """mark{color:inherit;border-radius:3px;padding:1px 1px;cursor:help;border-bottom:2px solid;box-shadow:inset -1px 0 #fff}
 mark.region{background:#ffdcc2;border-color:#d55e00}mark.entropy{background:#c4ebdd;border-color:#009e73;border-bottom-style:dashed}
 mark.dual_clip{background:#f3d6e6;border-color:#cc79a7;border-bottom-style:dotted}
 mark.region.entropy{background:linear-gradient(#ffdcc2 50%,#c4ebdd 50%)}
@@ -44,11 +44,13 @@ def _of_run(folder: Path, records: Records) -> list[str]:
     parts = []
     if records.damaged:
         parts.append(f"<p class=faint>Not readable, and left out: {escape(', '.join(path.name for path in records.damaged))}</p>")
-    responses = records.most_blocked_responses(RESPONSES)
-    if not responses:
+    causes = [cause for cause in CAUSES if records.count(cause)]
+    if not causes:
         parts.append("<p>No token was blocked.</p>")
-    parts += [_response(folder, rows) for rows in responses]
-    tables = [(f"most often blocked: {SAID[cause]}", "blocked", records.most_often(cause, ROWS)) for cause in CAUSES]
+    for cause in causes:
+        parts.append(f"<h4>Blocked by {SAID[cause]}</h4>")
+        parts += [_response(folder, rows) for rows in records.responses(cause, RESPONSES)]
+    tables = [(f"most often blocked: {SAID[cause]}", "blocked", records.most_often(cause, ROWS)) for cause in causes]
     tables.append(("most often kept", "kept", records.most_often("", ROWS)))
     return [*parts, f"<div class=beside>{''.join(_counts(*one) for one in tables if one[-1])}</div>"]
 
@@ -57,7 +59,7 @@ def _summary(records: Records) -> list[str]:
     steps, tokens = [*records.files], records.count()
     listed = ", ".join(map(str, steps)) if len(steps) <= 4 else f"{len(steps)}, from {steps[0]} to {steps[-1]}"
     blocked = [tokens - records.count(""), *map(records.count, CAUSES)]
-    return [listed, str(records.responses), str(tokens), *(number(100 * n / tokens) if tokens else "-" for n in blocked)]
+    return [listed, str(records.recorded), str(tokens), *(number(100 * n / tokens) if tokens else "-" for n in blocked)]
 
 
 def _counts(caption: str, what: str, counts: list[TokenCount]) -> Html:

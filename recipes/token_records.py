@@ -41,14 +41,14 @@ class Records:
     Args:
         files: by step, ascending; those that could be read.
         damaged: the others.
-        responses: how many were recorded; one in two updates counts twice.
+        recorded: how many responses; one in two updates counts twice.
         sums: by token string and cause ("" where kept, else one or more of CAUSES joined by "+"): how many tokens, and
             the sum of the anchor's probabilities.
     """
 
     files: dict[int, list[Path]] = field(default_factory=dict)
     damaged: list[Path] = field(default_factory=list)
-    responses: int = 0
+    recorded: int = 0
     sums: dict[tuple[str, str], tuple[int, float]] = field(default_factory=dict)
 
     def count(self, cause: str | None = None) -> int:
@@ -66,17 +66,23 @@ class Records:
         chosen = sorted(counted, key=lambda token: (-counted[token], token))[:most]
         return [TokenCount(t, counted[t], seen[t], 1 - kept[t] / seen[t], p_old[t] / counted[t]) for t in chosen]
 
-    def most_blocked_responses(self, most: int) -> list[list[dict]]:
-        """The rows of the responses with most blocked tokens in the last step that has any; each of one update."""
+    def responses(self, cause: str, most: int) -> list[list[dict]]:
+        """The rows of the responses in which a cause blocked most tokens, in the last step where it blocked any.
+
+        Each is of one update, and no two answer the same prompt.
+        """
         for paths in reversed(self.files.values()):
             rows = pa.concat_tables(map(pq.read_table, paths))
-            blocked = rows.filter(pc.invert(rows["active"])).group_by(["update", "sequence"]).aggregate([("active", "count")])
-            ranked = sorted(blocked.to_pylist(), key=lambda one: (-one["active_count"], one["update"], one["sequence"]))
-            best = {}  # of each response the update that blocked most of it
-            for one in ranked:
-                best.setdefault(one["sequence"], one["update"])
+            blocked = {}
+            for row in rows.select(["sequence", "update", "cause"]).to_pylist():
+                if cause in row["cause"].split("+"):
+                    key = row["sequence"], row["update"]
+                    blocked[key] = blocked.get(key, 0) + 1
+            best = {}  # by prompt
+            for sequence, update in sorted(blocked, key=lambda key: (-blocked[key], key)):
+                best.setdefault(sequence.partition("_")[0], (sequence, update))
             if best:
-                return [_of_response(rows, name, update) for name, update in [*best.items()][:most]]
+                return [_of_response(rows, *key) for key in [*best.values()][:most]]
         return []
 
 
@@ -91,7 +97,7 @@ def read_records(run_dir: Path) -> Records | None:
                 found.damaged.append(path)
                 continue
             found.files.setdefault(step, []).append(path)
-            found.responses += len(rows.group_by(["update", "sequence"]).aggregate([]))
+            found.recorded += len(rows.group_by(["update", "sequence"]).aggregate([]))
             rows = rows.append_column("p_old", pc.exp(rows["log_prob_old"].cast(pa.float64())))
             sums = rows.group_by(["token", "cause"]).aggregate([("p_old", "count"), ("p_old", "sum")])
             for row in sums.to_pylist():

@@ -89,7 +89,7 @@ def test_counts_by_string_and_cause(tmp_path):
     (tmp_path / "tokens" / "5.parquet.unfinished").write_text("")
     found = read_records(tmp_path)
     assert [*found.files] == [1, 3, 20] and len(found.files[20]) == 2 and [path.name for path in found.damaged] == ["4.parquet"]
-    assert found.responses == 4
+    assert found.recorded == 4
     assert (found.count(), found.count("")) == (9, 3) and [found.count(cause) for cause in ("region", "entropy", "dual_clip")] == [4, 2, 1]
 
     def rounded(counts: list[TokenCount]):
@@ -101,16 +101,22 @@ def test_counts_by_string_and_cause(tmp_path):
     assert rounded(found.most_often("", 1)) == [("a", 2, 4, 0.5, 0.3)]
 
 
-def test_the_responses_with_most_blocked_tokens_are_shown(tmp_path):
-    write_tokens(tmp_path, "2", ("x", "region", 0.5), ("x", "region", 0.5), sequence="of an earlier step")
+def test_of_each_cause_the_responses_that_it_blocked_most_are_shown(tmp_path):
+    write_tokens(tmp_path, "2", *3 * [("x", "dual_clip", 0.5)], sequence="1-0_0_0")
     for update, blocked in ((0, 0), (1, 3), (2, 1)):
-        write_tokens(tmp_path, "10", *[("x", "region" if i < blocked else "", 0.5) for i in range(3)], update=update, sequence="worst")
-    write_tokens(tmp_path, "10", ("x", "entropy", 0.5), ("y", "", 0.5), update=2, sequence="other")
-    write_tokens(tmp_path, "10", ("x", "", 0.5), update=2, sequence="kept")
+        write_tokens(tmp_path, "10", *[("x", "region" if i < blocked else "", 0.5) for i in range(3)], update=update, sequence="9-1_0_0")
+    write_tokens(tmp_path, "10", ("x", "region", 0.5), ("y", "region+entropy", 0.5), update=2, sequence="9-1_1_0")  # of the same prompt
+    write_tokens(tmp_path, "10", ("x", "region", 0.5), ("y", "", 0.5), update=2, sequence="9-2_0_0")
+    write_tokens(tmp_path, "10", *5 * [("x", "entropy", 0.5)], update=2, sequence="9-3_0_0")
     write_tokens(tmp_path, "20", ("x", "", 0.5))
-    shown = [[(row["sequence"], row["update"], row["position"]) for row in rows] for rows in read_records(tmp_path).most_blocked_responses(9)]
-    assert shown == [[("worst", 1, 0), ("worst", 1, 1), ("worst", 1, 2)], [("other", 2, 0), ("other", 2, 1)]]
-    assert len(read_records(tmp_path).most_blocked_responses(1)) == 1
+    found = read_records(tmp_path)
+
+    def shown(cause: str, most: int = 9):
+        return [(rows[0]["sequence"], {row["update"] for row in rows}, [row["position"] for row in rows]) for rows in found.responses(cause, most)]
+
+    assert shown("region") == [("9-1_0_0", {1}, [0, 1, 2]), ("9-2_0_0", {2}, [0, 1])] and len(shown("region", 1)) == 1
+    assert shown("entropy") == [("9-3_0_0", {2}, [0, 1, 2, 3, 4]), ("9-1_1_0", {2}, [0, 1])]
+    assert shown("dual_clip") == [("1-0_0_0", {0}, [0, 1, 2])]  # in the last step where it blocked any
 
 
 def test_one_run_and_none_recorded(tmp_path):
