@@ -22,6 +22,10 @@ SIGNATURES = {
     f"{FSDP}:FSDPEngine._build_fsdp_module": "self module",
     f"{FSDP}:FSDPEngine._gather_and_unpad_packed": "self tensor pad_size",
     f"{FSDP}:FSDPEngine.get_data_parallel_group": "self",
+    f"{FSDP}:FSDPEngine.get_data_parallel_rank": "self",
+    f"{FSDP}:FSDPEngine.get_data_parallel_size": "self",
+    f"{FSDP}:FSDPEngine.is_mp_src_rank_with_outputs": "self",
+    "transfer_queue:kv_batch_put": "keys partition_id fields",
     "verl.utils.ulysses:get_ulysses_sequence_parallel_rank": "group",
     "verl.utils.ulysses:get_ulysses_sequence_parallel_world_size": "group",
     "verl.workers.utils.padding:no_padding_2_padding": "tensor data",
@@ -58,6 +62,7 @@ WORDS = {
     f"{TRAINER}:PPOTrainer._compute_old_log_prob": "bypass_mode rollout_log_probs old_log_probs entropy",
     f"{TRAINER}:PPOTrainer._step_once": "_compute_old_log_prob _update_actor extra_info",
     "verl.workers.engine_workers:ActorRolloutRefWorker.init_model": "actor_worker_cls ref_worker_cls loss_fn",
+    "verl.workers.config.model:HFModelConfig": "tokenizer",
     f"{SERVER}:vLLMHttpServer.generate": "logprobs extra_fields",
     f"{SERVER}:vLLMReplica.__init__": "server_class",
 }  # fmt: skip
