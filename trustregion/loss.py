@@ -119,15 +119,16 @@ class PolicyLoss:
         if (done := kernel.policy_loss(self.region, self.surrogate, self.on_invalid == "drop", batch)) is not None:
             return LossOutput(*done)
         tokens, verdict = self._judge(batch)
-        token_loss, active = self.surrogate(tokens, verdict)
+        token_loss, left = self.surrogate(tokens, verdict)
+        active = left
         if verdict.blocked is not None:
-            token_loss, active = torch.where(verdict.blocked, 0.0, token_loss), active & ~verdict.blocked
+            token_loss, active = torch.where(verdict.blocked, 0.0, token_loss), left & ~verdict.blocked
         if tokens.weights is not None:
             token_loss = token_loss * tokens.weights
         return LossOutput(
             token_loss=torch.where(tokens.live, token_loss, 0.0),
             active=active & tokens.live,
-            metrics=loss_stats(tokens, verdict, active),
+            metrics=loss_stats(tokens, verdict, left),
         )
 
     @torch.no_grad()
