@@ -13,8 +13,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from recipes.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, smooth, smoothing_window, style
+from recipes.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, style
 from recipes.results.jobs import Job
+from recipes.series import smooth, smoothing_window
 from trustregion import ConfigError, explain, load_preset
 from trustregion.metrics import BUCKET_NAMES
 from trustregion.presets import read_preset

@@ -22,6 +22,7 @@ from recipes.results import paper, study
 from recipes.results.jobs import STUDY, Job, read_jobs, write_jobs
 from recipes.results.layout import write_tables
 from recipes.results.paper import PAPERS
+from recipes.results.paper_runs import find_runs, jobs_of
 from recipes.results.published import read_published
 from trustregion.config import unknown_name
 
@@ -52,17 +53,17 @@ def _paper(options: Options) -> Path:
     if options.runs and not folder.is_dir() and not options.run:
         raise UserError(f"runs={folder}: no such folder. Leave runs=... out for runs/{name}, or give the folder that the runs are in.")
     published = read_published()
-    runs, left_out = paper.find_runs(name, folder)
+    runs, left_out = find_runs(name, folder)
     commands = paper.missing(name, folder, runs, published)
     if options.run and commands:
         _run(commands)
-        runs, left_out = paper.find_runs(name, folder)
+        runs, left_out = find_runs(name, folder)
         commands = paper.missing(name, folder, runs, published)
     tables, sources, rows = paper.tabulate(name, runs, published)
     lead = [f"Made by `python -m recipes.tables experiment={name}`."]
     cited = "\n".join(["Sources:", "", *(f"{number}. {source}" for number, source in enumerate(sources, start=1))])
     write_tables(out, PAPERS[name].title, lead, tables, [paper.NOTES, cited, *_left_out(left_out), *_missing(commands)], rows)
-    _draw(options, out, paper.jobs_of(runs), with_bounds=name == "bandpo")
+    _draw(options, out, jobs_of(runs), with_bounds=name == "bandpo")
     found = sum(row["value"] is not None for row in rows)
     print(f"{name}: {found} numbers of ours, {sum(row['published'] is not None for row in rows)} published, of {len(rows)} in the table")
     _say(left_out, commands)
@@ -80,7 +81,7 @@ def _study(options: Options) -> Path:
     if kept:
         (about, jobs), left_out, out = read_jobs(folder), [], Path(options.out or folder)
         if about.get("study") != name:
-            raise UserError(f"runs={folder}: holds the study {about.get('study')!r}, and experiment={name}. Give experiment={about.get('study')}, or another folder.")
+            raise UserError(f"runs={folder}: holds the study {about.get('study')!r}: give that as experiment=..., or another folder.")
         left_out = about["left_out"]
     elif (folder / "jobs").is_dir():
         out = Path(options.out or f"runs/tables/{name}")
@@ -89,7 +90,9 @@ def _study(options: Options) -> Path:
         write_jobs(out, about, jobs)
         about, jobs = read_jobs(out)  # from what is kept, so that it can be made again from there
     else:
-        raise UserError(f"runs={folder}: no study is there: neither a sweep's folder (jobs/) nor a table's ({STUDY}). To run it: {shlex.join(command)}")
+        raise UserError(
+            f"runs={folder}: no study is there: neither a sweep's folder (jobs/) nor a table's ({STUDY}). To run it: {shlex.join(command)}"
+        )
     tables, rows = study.tabulate(jobs)
     setting = ", ".join(f"{key} {value}" for key, value in about["setting"].items())
     lead = [f"`{shlex.join(command)}`, then `python -m recipes.tables experiment={name}`. All jobs: {setting}."]

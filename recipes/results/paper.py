@@ -1,10 +1,6 @@
-"""A paper's table: each arm of configs/experiment/<paper>, from the runs that are there, beside what has been published.
+"""A paper's table: each arm of configs/experiment/<paper>, from the runs that are there, beside what has been published."""
 
-A run belongs to an arm by `chosen.experiment` in its config.yaml, and its evaluation is in the run's own folder:
-RUNS/<run>/eval, as the commands that are printed for missing numbers have it.
-"""
-
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import fmean
@@ -13,19 +9,14 @@ from typing import Any
 import numpy as np
 from omegaconf import OmegaConf
 
-from recipes.errors import UserError
-from recipes.evaluation.samples import Samples, read_folder
 from recipes.evaluation.scores import SEED, Score, result
 from recipes.evaluation.statistics import average_interval
-from recipes.launcher import FINISHED
-from recipes.results.jobs import Job, read_run
 from recipes.results.layout import Table
+from recipes.results.paper_runs import EVALUATION, Run, arms_of
 from recipes.results.published import Published
-from recipes.results.study import BUDGET
-from recipes.run_files import read_config, value_at
 from trustregion.presets import configs_folder
 
-EVALUATION, AVERAGE = "eval", "average"
+AVERAGE = "average"
 CONTENTS = "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]"  # weights that vLLM can read
 
 
@@ -69,111 +60,7 @@ paper's own names. An empty cell: not run here, and published by nobody that we 
 `best@k(bootstrap)` what BandPO calls pass@k: draws with replacement."""
 
 
-@dataclass(frozen=True)
-class Run:
-    """A finished run of an arm, and the complete samples of its evaluation by benchmark, {} where there is none."""
-
-    folder: Path
-    arm: str
-    model: str
-    seed: int
-    config: dict
-    samples: dict[str, Samples]
-
-
 Key = tuple[str, str, str, str]  # model, arm, benchmark, metric
-
-
-# ---- what is there ---------------------------------------------------------------------------------------------------
-def arms_of(name: str) -> dict[str, str]:
-    """The arms of a paper, each with the model that it trains by default."""
-    return {file.stem: _model(f"{name}/{file.stem}") for file in sorted((configs_folder() / "experiment" / name).glob("[!_]*.yaml"))}
-
-
-def _model(experiment: str) -> str | None:
-    for entry in reversed(OmegaConf.to_container(OmegaConf.load(configs_folder() / "experiment" / f"{experiment}.yaml"))["defaults"]):
-        if isinstance(entry, dict) and "override /model" in entry:
-            return entry["override /model"]
-        if isinstance(entry, str) and entry.startswith("/experiment/") and (found := _model(entry.removeprefix("/experiment/"))):
-            return found
-    return None
-
-
-def find_runs(name: str, folder: Path) -> tuple[list[Run], list[str]]:
-    """The finished runs of the paper's arms in `folder`, and what is said of the others.
-
-    Raises UserError: an arm has two runs of one model and seed, or seeds with different budgets; or an evaluation is of
-    another model than its folder's, or sampled otherwise than the others.
-    """
-    runs, left_out = [], []
-    for file in sorted(folder.glob("*/config.yaml")):
-        config = read_config(file)
-        paper, _, arm = str(value_at(config, "chosen.experiment")).partition("/")
-        if paper != name or arm not in arms_of(name):
-            continue
-        if not (file.parent / FINISHED).is_file():
-            left_out.append(f"{file.parent}: has not finished; the command that started it, with trainer.resume_mode=auto, goes on")
-            continue
-        run = Run(file.parent, arm, str(value_at(config, "chosen.model")), int(value_at(config, "seed") or 0), config, {})
-        try:
-            runs.append(replace(run, samples=_evaluation(run)))
-        except HalfDone as error:
-            left_out.append(f"{error}")
-            runs.append(run)
-    _check_seeds(runs)
-    _check_samples(runs)
-    return runs, left_out
-
-
-class HalfDone(Exception):
-    """An evaluation that lacks samples."""
-
-
-def _evaluation(run: Run) -> dict[str, Samples]:
-    folder = run.folder / EVALUATION
-    if not any((folder / "samples").glob("*.jsonl")):
-        return {}
-    try:
-        found = read_folder(folder, "evaluation")
-    except UserError as error:
-        if "samples. Start the evaluation" in str(error):
-            raise HalfDone(str(error)) from error
-        raise
-    for samples in found.values():
-        if run.folder.name not in Path(samples.header["model"]).parts:
-            raise UserError(f"{samples.file}: holds samples of model={samples.header['model']}, and is in the folder of the run {run.folder.name}. Remove it, and evaluate that run.")
-    return found
-
-
-def _check_seeds(runs: list[Run]):
-    known: dict[tuple, Run] = {}
-    for run in runs:
-        if (same := known.setdefault((run.arm, run.model, run.seed), run)) is not run:
-            raise UserError(f"{same.folder} and {run.folder} are both {run.arm} of {run.model} with seed {run.seed}. Move one of them elsewhere.")
-    for run in runs:
-        first = next(other for other in runs if (other.arm, other.model) == (run.arm, run.model))
-        for key in BUDGET.values():
-            if (here := value_at(run.config, key)) != (there := value_at(first.config, key)):
-                raise UserError(
-                    f"{run.folder}: {key} = {here}, and {first.folder} has {there}: seeds of one arm must have one budget. "
-                    "Move one of them elsewhere, or run it again."
-                )
-
-
-def _check_samples(runs: list[Run]):
-    weights: dict[str, Run] = {}
-    first: dict[str, Samples] = {}
-    for run in runs:
-        for benchmark, samples in run.samples.items():
-            if (same := weights.setdefault(samples.header["model_sha256"], run)) is not run:
-                raise UserError(f"{same.folder}/{EVALUATION} and {run.folder}/{EVALUATION} are samples of the same weights. Remove what was copied, and evaluate that run.")
-            other = first.setdefault(benchmark, samples)
-            for key in ("benchmark_sha256", "n", "sampling"):
-                if samples.header[key] != other.header[key]:
-                    raise UserError(
-                        f"{samples.file}: {key} = {samples.header[key]}, and {other.file} has {other.header[key]}: "
-                        "one table is of the same problems, sampled the same way. Evaluate one of the two runs again."
-                    )
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------------------
@@ -182,16 +69,20 @@ def our_numbers(paper: Paper, runs: list[Run]) -> dict[Key, dict[str, Any]]:
     by_arm: dict[tuple[str, str], dict[int, dict[str, dict[str, Score]]]] = {}
     for run in runs:
         if run.samples:
-            by_arm.setdefault((run.model, run.arm), {})[run.seed] = {name: result(samples).scores for name, samples in run.samples.items()}
+            scores = {}
+            for name, samples in run.samples.items():
+                scores[name] = result(samples, {*paper.metrics, f"mean@{samples.header['n']}"}).scores
+            by_arm.setdefault((run.model, run.arm), {})[run.seed] = scores
     found = {}
     for (model, arm), seeds in by_arm.items():
         for benchmark in {name for scores in seeds.values() for name in scores}:
             having = {seed: scores[benchmark] for seed, scores in seeds.items() if benchmark in scores}
             for metric in next(iter(having.values())):
-                if metric in paper.metrics or metric.startswith("mean@"):
-                    found[model, arm, benchmark, metric] = _number([[scores[metric].per_problem for scores in having.values()]], [*having])
+                each = [scores[metric].per_problem for scores in having.values()]
+                found[model, arm, benchmark, metric] = _number([each], [*having])
         for metric in paper.metrics:
-            having = {seed: scores for seed, scores in seeds.items() if all(metric in scores.get(name, {}) for name in paper.benchmarks)}
+            complete = {seed for seed, scores in seeds.items() if all(metric in scores.get(name, {}) for name in paper.benchmarks)}
+            having = {seed: scores for seed, scores in seeds.items() if seed in complete}
             if having:
                 each = [[scores[name][metric].per_problem for scores in having.values()] for name in paper.benchmarks]
                 found[model, arm, AVERAGE, metric] = _number(each, [*having])
@@ -297,9 +188,3 @@ def missing(name: str, folder: Path, runs: list[Run], published: list[Published]
             options = [f"benchmarks=[{','.join(paper.benchmarks)}]", *(f"{key}={value}" for key, value in paper.sampling.items())]
             commands.append(["python", "-m", "recipes.evaluate", f"model={run}", *options, f"runs={run}", f"name={EVALUATION}"])
     return commands
-
-
-def jobs_of(runs: list[Run]) -> list[Job]:
-    """For the figures: an arm by its name, with its model where there are several."""
-    several = len({run.model for run in runs}) > 1
-    return [read_run(run.folder, f"{run.arm} on {run.model}" if several else run.arm, run.seed) for run in sorted(runs, key=lambda run: (run.model, run.arm, run.seed))]

@@ -16,6 +16,7 @@ from recipes.report import WINDOW
 from recipes.results.jobs import Job, read_run
 from recipes.results.layout import Table, plus_minus
 from recipes.run_files import read_metrics, value_at
+from recipes.series import fluctuation, variance
 from recipes.sweep_records import FINISHED, JobRecord, read_records
 from trustregion.presets import configs_folder, read_preset
 
@@ -50,7 +51,12 @@ def _mean(key: str, factor: float = 1.0) -> Callable[[Job], float | None]:
 
 def _end(key: str, last: bool = True) -> Callable[[Job], float | None]:
     """Mean of the last steps, or of the first: those that recipes.report compares."""
-    return lambda job: fmean([*job.get(key).values()][-_window(job) :] if last else [*job.get(key).values()][: _window(job)]) if job.get(key) else None
+
+    def of(job: Job) -> float | None:
+        values = [*job.get(key).values()]
+        return fmean(values[-_window(job) :] if last else values[: _window(job)]) if values else None
+
+    return of
 
 
 def _window(job: Job) -> int:
@@ -67,14 +73,9 @@ def _kept(job: Job) -> float | None:
     return 100 * last / first if first else None
 
 
-def _spread(key: str, name: str) -> Callable[[Job], float | None]:
-    def of(job: Job) -> float | None:
-        from recipes import comparison  # imports matplotlib, for its pages
-
-        found = getattr(comparison, name)(job.get(key)).values()
-        return fmean(found) if found else None
-
-    return of
+def _spread(key: str, of: Callable[[dict[int, float]], dict[int, float]]) -> Callable[[Job], float | None]:
+    """Mean over steps of what recipes.series makes of a metric."""
+    return lambda job: fmean(found) if (found := of(job.get(key)).values()) else None
 
 
 LEARNING, CLIPPED, DYNAMICS = "Learning", "Tokens clipped or blocked, % (means over all steps)", "Dynamics"
@@ -90,8 +91,8 @@ MEASURES = (
     Measure("by_dual_clip", "by dual clip", CLIPPED, _mean("trust/blocked_by_dual_clip", 100)),
     Measure("entropy_last", "entropy at the end", DYNAMICS, _end("entropy")),
     Measure("entropy_kept", "entropy kept, %", DYNAMICS, _kept),
-    Measure("entropy_fluctuation", "entropy's fluctuation, %", DYNAMICS, _spread("entropy", "fluctuation")),
-    Measure("grad_norm_variance", "variance of the gradient's norm", DYNAMICS, _spread("actor/grad_norm", "variance")),
+    Measure("entropy_fluctuation", "entropy's fluctuation, %", DYNAMICS, _spread("entropy", fluctuation)),
+    Measure("grad_norm_variance", "variance of the gradient's norm", DYNAMICS, _spread("actor/grad_norm", variance)),
     Measure("log_ratio", "mean abs. log ratio", DYNAMICS, _mean("trust/log_ratio_abs_mean")),
     Measure("divergence", "divergence", DYNAMICS, _mean("trust/divergence_mean")),
 )
@@ -136,11 +137,14 @@ def collect(name: str, sweep: Path) -> tuple[dict, list[Job], list[str]]:
             continue  # waits, or was refused before it started
         key = (value_at(config, "chosen.method"), value_at(config, "seed"))
         if key in records:
-            raise UserError(f"{sweep}: {records[key].name} and {record.name} are both {key[0]} with seed {key[1]}. Move one of them elsewhere.")
+            both = f"{records[key].name} and {record.name}"
+            raise UserError(f"{sweep}: {both} are both {key[0]} with seed {key[1]}. Move one of them elsewhere.")
         records[key] = record
     wanted = studies()[name]
     if strange := sorted(record.name for key, record in records.items() if key not in wanted):
-        raise UserError(f"{sweep}: {', '.join(strange)}: not a job of sweep={name}. Move it elsewhere, or give the sweep's own folder with runs=...")
+        raise UserError(
+            f"{sweep}: {', '.join(strange)}: no job of sweep={name}. Move it elsewhere, or give the sweep's own folder with runs=..."
+        )
     jobs, left_out, budgets = [], [], {}
     for method, seed in wanted:
         record = records.get((method, seed))
@@ -152,7 +156,8 @@ def collect(name: str, sweep: Path) -> tuple[dict, list[Job], list[str]]:
         budgets[record] = {key: value_at(config, key) for key in BUDGET.values()}
         job = read_run(record.folder, method, seed)
         if job.steps != budgets[record]["trainer.total_training_steps"]:
-            left_out.append(f"{method}, seed {seed}: {job.steps} of {budgets[record]['trainer.total_training_steps']} steps in metrics.jsonl")
+            asked = budgets[record]["trainer.total_training_steps"]
+            left_out.append(f"{method}, seed {seed}: {job.steps} of {asked} steps in metrics.jsonl")
         else:
             jobs.append(job)
     _check_budgets(budgets)
@@ -187,40 +192,45 @@ def _check_budgets(budgets: dict[JobRecord, dict]):
         for record, budget in budgets.items():
             values.setdefault(repr(budget[key]), []).append(record.name)
         if len(values) > 1:
-            said = "; ".join(f"{value} in {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}" for value, names in values.items())
-            raise UserError(f"{key} differs between jobs, which are compared at equal budgets: {said}. Move those that differ elsewhere, and run the sweep again.")
+            said = "; ".join(f"{value} in {', '.join(names[:3] + ['...'] * (len(names) > 3))}" for value, names in values.items())
+            raise UserError(
+                f"{key} differs between jobs, which are compared at equal budgets: {said}. Move those that differ elsewhere, and "
+                "run the sweep again."
+            )
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
 def tabulate(jobs: list[Job]) -> tuple[list[Table], list[dict[str, Any]]]:
     """The tables, and the same as one row a number."""
     methods = list(dict.fromkeys(job.method for job in jobs))
-    values = {method: {measure.name: {job.seed: measure.of(job) for job in jobs if job.method == method} for measure in MEASURES} for method in methods}
-    rows = [_row(method, measure, values) for method in methods for measure in MEASURES if any(v is not None for v in values[method][measure.name].values())]
-    by_key = {(row["method"], row["measure"]): row for row in rows}
+    values = {(job.method, measure.name, job.seed): measure.of(job) for job in jobs for measure in MEASURES}
+    values = {key: value for key, value in values.items() if value is not None}
+    rows = [_row(*key, values) for key in dict.fromkeys(key[:2] for key in values)]
+    found = {(row["method"], row["measure"]): row for row in rows}
     tables = []
     for title in dict.fromkeys(measure.table for measure in MEASURES):
-        shown = [measure for measure in MEASURES if measure.table == title and any((method, measure.name) in by_key for method in methods)]
-        cells = [[f"`{method}`", _seeds(jobs, method), *(_cell(by_key.get((method, measure.name)), "mean") for measure in shown)] for method in methods]
-        tables.append(Table(title, ["method", "seeds", *(measure.title for measure in shown)], cells))
-        if BASELINE in methods and len(methods) > 1:
-            others = [method for method in methods if method != BASELINE]
-            cells = [[f"`{method}`", *(_cell(by_key.get((method, measure.name)), "difference", "+") for measure in shown)] for method in others]
-            header = ["method", *(measure.title for measure in shown)]
-            if title == LEARNING:
-                header.append("accuracy, over problems")
-                cells = [[*line, _over_problems(jobs, method)] for line, method in zip(cells, others, strict=True)]
-            tables.append(Table(f"{title.partition(',')[0].partition(' (')[0]}: difference to {BASELINE}, same seed", header, cells))
+        shown = [measure for measure in MEASURES if measure.table == title and measure.name in {row["measure"] for row in rows}]
+        names = [measure.title for measure in shown]
+        cells = [[f"`{method}`", _seeds(jobs, method), *(_cell(found.get((method, one.name)), "mean") for one in shown)] for method in methods]
+        tables.append(Table(title, ["method", "seeds", *names], cells))
+        others = [method for method in methods if method != BASELINE]
+        if BASELINE not in methods or not others:
+            continue
+        cells = [[f"`{method}`", *(_cell(found.get((method, one.name)), "difference", "+") for one in shown)] for method in others]
+        if title == LEARNING:
+            names.append("accuracy, over problems")
+            cells = [[*line, _over_problems(jobs, method)] for line, method in zip(cells, others, strict=True)]
+        tables.append(Table(f"{title.partition(',')[0]}: difference to {BASELINE}, same seed", ["method", *names], cells))
     return tables, rows
 
 
-def _row(method: str, measure: Measure, values: dict) -> dict[str, Any]:
-    mine = {seed: value for seed, value in sorted(values[method][measure.name].items()) if value is not None}
-    base = {seed: value for seed, value in values.get(BASELINE, {}).get(measure.name, {}).items() if value is not None}
+def _row(method: str, measure: str, values: dict[tuple[str, str, int], float]) -> dict[str, Any]:
+    """Of `values` by method, measure and seed."""
+    mine, base = ({seed: value for (*key, seed), value in sorted(values.items()) if key == [of, measure]} for of in (method, BASELINE))
     paired = [value - base[seed] for seed, value in mine.items() if seed in base] if method != BASELINE else []
     return {
         "method": method,
-        "measure": measure.name,
+        "measure": measure,
         "seeds": len(mine),
         "mean": fmean(mine.values()),
         "mean_half_width": _half_width([*mine.values()]),

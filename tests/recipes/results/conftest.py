@@ -19,7 +19,7 @@ STEPS = 12
 METHODS = dict.fromkeys(method for method, _ in studies()["tiny_study"])
 
 
-def config_of(method: str, seed: int, **changes) -> dict:
+def config_of(method: str, seed: int, changes: dict | None = None) -> dict:
     found = {
         "chosen": {"method": method, "model": "tiny", "experiment": None},
         "seed": seed,
@@ -31,7 +31,7 @@ def config_of(method: str, seed: int, **changes) -> dict:
         },
         "trainer": {"total_training_steps": STEPS},
     }
-    for key, value in changes.items():
+    for key, value in (changes or {}).items():
         *path, last = key.split("__")
         inside = found
         for part in path:
@@ -105,7 +105,7 @@ def make_study(tmp_path):
         for method in methods:
             for seed in seeds:
                 record = JobRecord(sweep, f"method={method}+seed={seed}")
-                config = config_of(method, seed, **(change or {}).get((method, seed), {}))
+                config = config_of(method, seed, (change or {}).get((method, seed)))
                 record.write(status="finished", error="", config=config, varied={"method": method, "seed": seed})
                 write_run(record.folder, method, seed, tokens=tokens)
         return sweep
@@ -121,7 +121,7 @@ def make_arm(tmp_path):
     def make_arm(experiment: str, seed: int = 0, correct: dict | None = None, model="r1-distill-qwen-7b", name=None, finished=True, **header) -> Path:
         paper, _, arm = experiment.partition("/")
         folder = tmp_path / "runs" / paper / (name or f"{arm}-{seed}")
-        config = config_of("grpo", seed, chosen__experiment=experiment, chosen__model=model)
+        config = config_of("grpo", seed, {"chosen__experiment": experiment, "chosen__model": model})
         write_run(folder, "grpo", seed, tokens=False)
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
         if finished:
