@@ -86,10 +86,11 @@ def test_every_arm_has_a_row_and_a_command_that_exists(configure, tmp_path):
     assert config.chosen.experiment == "bandpo/band_chi2" and evaluate[3] == "model=runs/bandpo/band_chi2-0" and "runs=runs/bandpo/band_chi2-0" in evaluate
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PAPERS)
 def test_the_arms_models_are_those_that_hydra_composes(configure, name):
     arms = arms_of(name)
-    for arm in [*arms][:2] + [*arms][-2:]:
+    for arm in ([*arms][0], [*arms][-1], *[arm for arm in arms if arm == "moe_thinking"]):
         config = configure(f"experiment={name}/{arm}")
         assert (config.chosen.model, config.chosen.experiment) == (arms[arm], f"{name}/{arm}")
 
