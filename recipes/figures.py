@@ -179,7 +179,7 @@ def moves(jobs: list[Job]) -> Figure | None:
     tokens = _tokens(jobs)
     if not tokens:
         return None
-    what = "Recorded tokens: old probability p and new q, those that were blocked in colour; shaded: the region, where it is an interval"
+    what = "Recorded tokens by old and new probability; shaded: the region, where it is an interval"
     figure, panels = _grid(len(tokens), "Where tokens move", what)
     for axes, (method, rows) in zip(panels, tokens.items(), strict=True):
         _draw_region(axes, method)
