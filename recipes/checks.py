@@ -63,6 +63,14 @@ def _run_problems(config: DictConfig) -> Iterator[str]:
         yield f"max_restarts = {restarts!r}: must be a whole number >= 0"
     if config.preflight not in (True, False, "only"):
         yield f"preflight = {config.preflight!r}: must be true, false or only"
+    records = config.token_records
+    if not isinstance(records, DictConfig):
+        yield f"token_records = {records!r}: has keys of its own. Set token_records.every and token_records.sequences."
+    else:
+        if not (records.every == 0 or _is_count(records.every)) or isinstance(records.every, bool):
+            yield f"token_records.every = {records.every!r}: must be a whole number of steps >= 1, or 0 for no records"
+        if not _is_count(records.sequences):
+            yield f"token_records.sequences = {records.sequences!r}: must be a whole number >= 1 (responses of each update)"
     for key in ("name", "runs", "run_dir", "assets"):
         if not _is_text(config[key]):
             yield f"{key} = {config[key]!r}: must be text (quote what looks like a number: {key}='\"...\"')"

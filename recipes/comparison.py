@@ -1,7 +1,6 @@
-"""Several runs beside each other: one page without links to anywhere, and its pictures as PNG files."""
+"""One run, or several beside each other: one page without links to anywhere, and its pictures as PNG files."""
 
 import base64
-import html
 import json
 import math
 from collections.abc import Callable
@@ -12,19 +11,18 @@ from statistics import fmean
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from recipes import page, token_page
 from recipes.errors import UserError
+from recipes.page import escape, table
 from recipes.plots import style
 from recipes.report import DIFFERENCE, MEMORY, PARTS_OF_A_STEP, number
-from recipes.run_files import Metrics, read_config, read_metrics, steps_done, what_ran
+from recipes.run_files import Metrics, read_config, read_metrics, read_samples, steps_done, what_ran
 from recipes.series import fluctuation, smooth, smoothing_window, variance
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555", "#000000")  # Okabe and Ito's
 BUCKETS = ("0-0.01", "0.01-0.2", "0.2-0.5", "0.5-0.8", "0.8-1")
 LAST = 5  # steps averaged at the end
 SHOWN = 3  # prompts whose completions are shown
-CSS = """body{font:15px/1.5 system-ui,sans-serif;max-width:1200px;margin:2em auto;padding:0 1em;color:#222}img{max-width:100%}
-table{border-collapse:collapse;margin:1em 0}td,th{padding:.2em .9em .2em 0;text-align:right;border-bottom:1px solid #ddd;vertical-align:top}
-td:first-child,th:first-child{text-align:left}pre{white-space:pre-wrap;background:#f5f5f5;padding:.5em;margin:.3em 0;text-align:left}"""
 
 
 @dataclass(frozen=True)
@@ -99,20 +97,23 @@ def compare(folders: list[Path], out: Path) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     shown = [panel for panel in panels(runs) if any(any(panel.series(run).values()) for run in runs)]
     said = [[run.label, what_ran(run.config), steps_done(run.metrics.steps, run.config)] for run in runs]
-    body = [f"<h1>{len(runs)} runs</h1>", _table(["", "what", "steps"], said)]
-    body += [f"<h2>Means over the last {LAST} steps</h2>", _table(["", *(run.label for run in runs)], [
+    title = f"{len(runs)} runs" if len(runs) > 1 else runs[0].label
+    body = [f"<h1>{escape(title)}</h1>", table(["", "what", "steps"], said)]
+    body += [f"<h2>Means over the last {LAST} steps</h2>", table(["", *(run.label for run in runs)], [
         [f"{panel.section}: {panel.title}", *(_last(panel.series(run)) for run in runs)] for panel in shown
     ])]  # fmt: skip
     for section in dict.fromkeys(panel.section for panel in shown):
         picture = out / ("".join(c if c.isalnum() else "_" for c in section.lower()).strip("_") + ".png")
         _draw(picture, [panel for panel in shown if panel.section == section], runs)
         data = base64.b64encode(picture.read_bytes()).decode()
-        body.append(f'<h2>{html.escape(section)}</h2><img alt="{html.escape(section)}" src="data:image/png;base64,{data}">')
-    body += ["<h2>Differences of the configurations</h2>", _table(["", *(run.label for run in runs)], config_differences(runs))]
+        body.append(f'<h2>{escape(section)}</h2><img alt="{escape(section)}" src="data:image/png;base64,{data}">')
+    if len(runs) > 1:
+        body += ["<h2>Differences of the configurations</h2>", table(["", *(run.label for run in runs)], config_differences(runs))]
     body += ["<h2>Completions of the last step</h2>", *_completions(runs)]
-    page = out / "index.html"
-    page.write_text(f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Runs</title><style>{CSS}</style>{"".join(body)}</html>\n', encoding="utf-8")
-    return page
+    body += token_page.token_sections({run.label: run.folder for run in runs})
+    path = out / "index.html"
+    path.write_text(page.document(title, page.CSS + token_page.CSS, body), encoding="utf-8")
+    return path
 
 
 def config_differences(runs: list[Run]) -> list[list[str]]:
@@ -182,35 +183,24 @@ def _completions(runs: list[Run]) -> list[str]:
     common = [prompt for prompt in last[0] if all(prompt in mine for mine in last)][:SHOWN]
     parts = []
     for prompt in common:
-        parts.append(f"<p><b>{html.escape(prompt)}</b></p>")
+        parts.append(f"<p><b>{escape(prompt)}</b></p>")
         parts += [_completion(run.label, mine[prompt]) for run, mine in zip(runs, last, strict=True)]
     if common:
         return parts
     for run, mine in zip(runs, last, strict=True):
-        parts.append(f"<h3>{html.escape(run.label)}</h3>")
+        parts.append(f"<h3>{escape(run.label)}</h3>")
         parts += [_completion(prompt, row) for prompt, row in [*mine.items()][:SHOWN]]
     return parts
 
 
 def _completion(name: str, row: dict) -> str:
-    return f"{html.escape(name)}, reward {html.escape(str(row['score']))}<pre>{html.escape(str(row['output']))}</pre>"
+    return f"{escape(name)}, reward {escape(row['score'])}<pre>{escape(row['output'])}</pre>"
 
 
 def _last_samples(run: Run) -> dict[str, dict]:
     """By prompt; the first of each."""
     files = sorted((file for file in (run.folder / "samples").glob("*.jsonl") if file.stem.isdigit()), key=lambda file: int(file.stem))
     found = {}
-    for line in files[-1].read_text(encoding="utf-8", errors="replace").splitlines() if files else []:
-        try:
-            row = json.loads(line)
-            found.setdefault(str(row["input"]), {"output": row["output"], "score": row["score"]})
-        except (ValueError, KeyError, TypeError):
-            continue  # cut in half by a kill
+    for row in read_samples(files[-1]).values() if files else []:
+        found.setdefault(str(row["input"]), row)
     return found
-
-
-def _table(header: list[str], rows: list[list[str]]) -> str:
-    def line(cells, tag):
-        return "<tr>" + "".join(f"<{tag}>{html.escape(str(cell))}</{tag}>" for cell in cells) + "</tr>"
-
-    return f"<table>{line(header, 'th')}{''.join(line(row, 'td') for row in rows)}</table>"

@@ -4,6 +4,7 @@ import time
 
 from rich.console import Console
 
+FAILED = {"training": "training/rollout_failure/prompts", "validation": "validation/rollout_failure/prompts"}
 COLUMNS = ("step", "reward", "entropy", "clipped", "seconds")
 
 
@@ -64,6 +65,10 @@ class StepLines:
                 self._console.print("".join(f"{column:>10}" for column in COLUMNS), style="bold")
             self._console.print("".join(f"{_format(c, values[c], self._total):>10}" for c in COLUMNS))
             self.shown += 1
+            for what, key in FAILED.items():
+                if lost := row["data"].get(key):
+                    told = f"{lost:.0f} {what} prompts lack responses: the agent loop or the reward function failed. `Error in _run_prompt` in log.txt says why"
+                    self._console.print(told, style="yellow", soft_wrap=True)
         waited = time.monotonic() - self._started
         doing = "training" if self.shown else "starting Ray, FSDP and vLLM (a minute or two)"
         self._status.update(f"{doing} ... {waited:.0f} s")

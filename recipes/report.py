@@ -1,7 +1,7 @@
 """What a run leaves for people: a short table on the terminal, summary.md and dynamics.png in the run's folder. And
 
-    python -m recipes.report runs/a runs/b                    # several runs beside each other: runs/report/index.html
-    python -m recipes.report runs/a runs/b --out /tmp/page
+    python -m recipes.report runs/a                           # one run as a page: runs/report/index.html
+    python -m recipes.report runs/a runs/b --out /tmp/page    # several beside each other
 """
 
 import argparse
@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from recipes.errors import UserError
-from recipes.run_files import Metrics, read_config, read_metrics, steps_done, value_at, what_ran
+from recipes.run_files import Metrics, read_config, read_metrics, steps_done, token_files, value_at, what_ran
 
 WINDOW = 5  # steps averaged at each end of the run; fewer in a short run, so that the two ends do not overlap
 
@@ -62,7 +62,7 @@ SETTING = (
     ("workers a node", "trainer.n_gpus_per_node"),
     ("device", "trainer.device"),
 )
-FILES = ("summary.md", "dynamics.png", "metrics.jsonl", "samples/", "config.yaml", "log.txt", "checkpoints/")
+FILES = ("summary.md", "dynamics.png", "metrics.jsonl", "samples/", "tokens/", "config.yaml", "log.txt", "checkpoints/")
 
 
 def write_report(run_dir: Path, console: Console, command: list[str]) -> None:
@@ -77,7 +77,7 @@ def write_report(run_dir: Path, console: Console, command: list[str]) -> None:
     title = what_ran(config)
     heading = f"{title}: {steps_done(metrics.steps, config)}"
     header, rows = first_and_last(metrics)
-    notes = facts(metrics)
+    notes = [*facts(metrics), *token_facts(run_dir, metrics, config)]
     print_tables(console, heading, header, rows, notes)
     try:
         plots = draw(run_dir / "dynamics.png", metrics, title, config)
@@ -170,6 +170,20 @@ def facts(metrics: Metrics) -> list[tuple[str, str]]:
     return found
 
 
+def token_facts(run_dir: Path, metrics: Metrics, config: dict) -> list[tuple[str, str]]:
+    """Which of the steps that were to be recorded are."""
+    every = value_at(config, "token_records.every")
+    if not isinstance(every, int) or every < 1:
+        return []
+    from trustregion.verl_plugin.token_records import is_due  # which needs pyarrow, that nothing else here does
+
+    due, there = [step for step in metrics.steps if is_due(step, every)], token_files(run_dir)
+    missing = [str(step) for step in due if step not in there]
+    text = f"of {len(due) - len(missing)} steps, which python -m recipes.report shows"
+    text += f"; missing: {', '.join(missing)}, and log.txt says why" if missing else ""
+    return [("token records", text)]
+
+
 # ---- what is shown ---------------------------------------------------------------------------------------------------
 def print_tables(console: Console, heading: str, header: list[str], rows: list[list[str]], notes: list[tuple]):
     # Text, not str: square brackets in names must not be read as markup.
@@ -244,7 +258,7 @@ def machine(config: dict) -> list[tuple[str, str]]:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m recipes.report", description="Shows runs beside each other, as a page.")
+    parser = argparse.ArgumentParser(prog="python -m recipes.report", description="Shows a run, or several beside each other, as a page.")
     parser.add_argument("runs", nargs="+", type=Path, help="folders of runs")
     parser.add_argument("--out", type=Path, default=Path("runs/report"), help="where index.html goes (runs/report)")
     chosen = parser.parse_args(arguments)
@@ -255,8 +269,8 @@ def main(arguments: list[str]) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except ImportError:
-        print("error: matplotlib is not installed (pip install 'trustregion[plots]')", file=sys.stderr)
+    except ImportError as error:
+        print(f"error: {error.name} is not installed (pip install 'trustregion[plots,verl]')", file=sys.stderr)
         return 2
     return 0
 

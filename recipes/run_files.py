@@ -6,6 +6,7 @@ not numbers, keys that are missing.
 
 import json
 import math
+import re
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +59,27 @@ def read_metrics(path: Path) -> Metrics:
         series={key: dict(sorted(values.items())) for key, values in series.items()},
         not_finite={key: sorted(at) for key, at in not_finite.items()},
     )
+
+
+def read_samples(path: Path) -> dict[str, dict]:
+    """A step's responses by their `uid`, or by their line where they have none: `input`, `output` and `score` of each."""
+    found = {}
+    for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else []):
+        try:
+            row = json.loads(line)
+            found[str(row.get("uid", number))] = {key: row[key] for key in ("input", "output", "score")}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue  # cut in half by a kill
+    return found
+
+
+def token_files(run_dir: Path) -> dict[int, list[Path]]:
+    """The token records of each recorded step, ascending; several where there are several workers."""
+    found = {}
+    for path in sorted((run_dir / "tokens").glob("*.parquet")):
+        if match := re.fullmatch(r"(\d+)(-\d+)?", path.stem):
+            found.setdefault(int(match[1]), []).append(path)
+    return dict(sorted(found.items()))
 
 
 def read_config(path: Path) -> dict:

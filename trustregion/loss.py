@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trustregion.batch import TokenBatch, prepare
+from trustregion.batch import TokenBatch, Tokens, prepare
 from trustregion.config import MethodConfig, check_fit, check_on_invalid, replace_fields
 from trustregion.metrics import LossStats, loss_stats
 from trustregion.ops import policy_loss as kernel
 from trustregion.presets import load_preset
-from trustregion.regions import Region
-from trustregion.surrogates import Surrogate
+from trustregion.regions import Region, Verdict
+from trustregion.surrogates import Surrogate, is_outward
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,23 @@ class LossOutput:
     token_loss: Tensor
     active: Tensor
     metrics: LossStats
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What a loss makes of each token, for people to look at. All are [B, T], without gradient.
+
+    Args:
+        tokens: the batch, made safe.
+        verdict: the region's.
+        blocked_by: bool, by cause: true where it alone would leave the token without gradient. `region`: pushed outward;
+            `entropy`: blocked hard, as an entropy band does; `dual_clip`: the dual clip, or a log-ratio beyond +-20. A
+            live token is active where all are false; of a masked token all are.
+    """
+
+    tokens: Tokens
+    verdict: Verdict
+    blocked_by: dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -101,16 +118,36 @@ class PolicyLoss:
         """
         if (done := kernel.policy_loss(self.region, self.surrogate, self.on_invalid == "drop", batch)) is not None:
             return LossOutput(*done)
-        tokens = prepare(batch, self.region.requires(batch.update), drop_invalid=self.on_invalid == "drop")
-        with torch.no_grad():
-            verdict = self.region.judge(tokens, as_interval=self.surrogate.needs_interval)
-        token_loss, active = self.surrogate(tokens, verdict)
+        tokens, verdict = self._judge(batch)
+        token_loss, left = self.surrogate(tokens, verdict)
+        active = left
         if verdict.blocked is not None:
-            token_loss, active = torch.where(verdict.blocked, 0.0, token_loss), active & ~verdict.blocked
+            token_loss, active = torch.where(verdict.blocked, 0.0, token_loss), left & ~verdict.blocked
         if tokens.weights is not None:
             token_loss = token_loss * tokens.weights
         return LossOutput(
             token_loss=torch.where(tokens.live, token_loss, 0.0),
             active=active & tokens.live,
-            metrics=loss_stats(tokens, verdict, active),
+            metrics=loss_stats(tokens, verdict, left),
         )
+
+    @torch.no_grad()
+    def diagnose(self, batch: TokenBatch) -> Diagnosis:
+        """Why each token is blocked, or that it is not. In pure torch: for a few tokens, not for every update.
+
+        Raises ValueError as a call does.
+        """
+        tokens, verdict = self._judge(batch)
+        _, active = self.surrogate(tokens, verdict)
+        outward = is_outward(tokens, verdict)
+        blocked_by = {
+            "region": ~active & outward,
+            "entropy": torch.zeros_like(outward) if verdict.blocked is None else verdict.blocked,
+            "dual_clip": ~active & ~outward,
+        }
+        return Diagnosis(tokens, verdict, {cause: blocked & tokens.live for cause, blocked in blocked_by.items()})
+
+    def _judge(self, batch: TokenBatch) -> tuple[Tokens, Verdict]:
+        tokens = prepare(batch, self.region.requires(batch.update), drop_invalid=self.on_invalid == "drop")
+        with torch.no_grad():
+            return tokens, self.region.judge(tokens, as_interval=self.surrogate.needs_interval)

@@ -134,8 +134,9 @@ def _summary(values: dict) -> dict[str, float]:
 
 
 @torch.no_grad()
-def loss_stats(tokens: Tokens, verdict: Verdict, active: Tensor) -> LossStats:
-    """Statistics of one call. `active`: bool, [B, T], false where a live token's update is blocked. No device sync."""
+def loss_stats(tokens: Tokens, verdict: Verdict, left: Tensor) -> LossStats:
+    """Statistics of one call. `left`: bool, [B, T], true where the surrogate leaves a token a gradient, which the verdict may
+    still block. No device sync."""
     live, log_ratio, prob_old = tokens.live, tokens.log_ratio, tokens.log_prob_old.exp()
     divergence = verdict.divergence
     if divergence is None:
@@ -160,11 +161,11 @@ def loss_stats(tokens: Tokens, verdict: Verdict, active: Tensor) -> LossStats:
     bucket_edges = BUCKETS[1:-1]
     sums = {
         "tokens": total(torch.ones_like(log_ratio)),
-        "clipped": total(outward | ~active),
+        "clipped": total(outward | hard | ~left),
         "clipped_up": total(up),
         "clipped_down": total(down),
-        "blocked_by_region": total(outward & ~active),
-        "blocked_by_dual_clip": total(~active & ~outward & ~hard),
+        "blocked_by_region": total(outward & ~left),
+        "blocked_by_dual_clip": total(~left & ~outward & ~hard),
         "log_ratio": total(log_ratio),
         "log_ratio_abs": total(log_ratio.abs()),
         "ratio": total(log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()),

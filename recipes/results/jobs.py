@@ -18,7 +18,7 @@ import pandas as pd
 import pyarrow as pa
 
 from recipes.errors import UserError
-from recipes.run_files import Metrics, read_metrics
+from recipes.run_files import Metrics, read_metrics, token_files
 from trustregion.metrics import BUCKET_NAMES
 
 STUDY, TOKENS = "study.json", "tokens.parquet"
@@ -68,7 +68,7 @@ def read_run(folder: Path, method: str, seed: int) -> Job:
     """A run's folder as a Job, of what it has."""
     metrics = read_metrics(folder / "metrics.jsonl")
     correct, samples = _validation(folder / "validation", metrics.steps[-1] if metrics.steps else 0)
-    return Job(method, seed, len(metrics.steps), _series(metrics), correct, samples, _tokens(folder / "tokens"))
+    return Job(method, seed, len(metrics.steps), _series(metrics), correct, samples, _tokens(folder))
 
 
 def _series(metrics: Metrics) -> dict[str, dict[int, float]]:
@@ -99,14 +99,14 @@ def _validation(folder: Path, step: int) -> tuple[tuple[int, ...], int]:
 
 
 def _tokens(folder: Path) -> pd.DataFrame:
-    files = sorted(folder.glob("*.parquet"))
+    files = [file for files in token_files(folder).values() for file in files]
     if not files:
         return pd.DataFrame()
     columns = ["step", "update", "sequence", "position", "log_prob_old", "log_prob", "advantage", "entropy_old", "entropy", "cause"]
     try:
         rows = pd.concat([pd.read_parquet(file, columns=columns) for file in files])
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        raise UserError(f"{folder}: {error}. Remove the damaged file, or run the job again.") from error
+        raise UserError(f"{folder}/tokens: {error}. Remove the damaged file, or run the job again.") from error
     rows = rows.sort_values(["step", "update", "sequence", "position"], kind="stable")
     old, new = (pd.to_numeric(rows[name], errors="coerce") for name in ("entropy_old", "entropy"))
     found = pd.DataFrame({

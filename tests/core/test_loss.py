@@ -334,3 +334,38 @@ def test_presets_are_the_published_methods():
     for name, method in expected.items():
         loaded = load_preset(name)
         assert (loaded.region, loaded.surrogate, loaded.anchor) == method
+
+
+# ---- why a token is blocked ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("preset", preset_names())
+def test_a_token_is_active_unless_something_blocks_it(preset):
+    loss = PolicyLoss.from_preset(preset)
+    log_prob, log_prob_old, advantages = random_tokens(20_000, seed=5, dtype=torch.float32)
+    mask = torch.rand(log_prob.shape, generator=torch.Generator().manual_seed(5)) < 0.8
+    batch = TokenBatch(log_prob, log_prob_old, advantages, mask, **made_up_parts(loss, log_prob, log_prob_old))
+    out, found = loss(batch), loss.diagnose(batch)
+    assert torch.equal(out.active, mask & ~torch.stack([*found.blocked_by.values()]).any(0))
+    share = {cause: (blocked.sum() / mask.sum()).item() for cause, blocked in found.blocked_by.items()}
+    summary = out.metrics.summarize()
+    assert share["entropy"] == pytest.approx(summary.get("trust/blocked_by_entropy", 0), abs=1e-6)
+    assert share["region"] == pytest.approx(summary["trust/blocked_by_region"], abs=1e-6)
+    if share["entropy"] == 0:  # the metric leaves out what the entropy blocks too
+        assert share["dual_clip"] == pytest.approx(summary["trust/blocked_by_dual_clip"], abs=1e-6)
+
+
+def test_each_cause_is_named():
+    old = torch.full((1, 6), 0.3).log()
+    ratio = torch.tensor([[1.0, 2.0, 2.0, 1.0, 3.2, 2.0]])
+    advantages = torch.tensor([[1.0, 1.0, 1.0, -1.0, -1.0, 1.0]])
+    entropy = torch.tensor([[1.0, 1.0, 2.0, 2.0, 1.0, 9.0]])
+    batch = TokenBatch(old + ratio.log(), old, advantages, torch.tensor([[1, 1, 1, 1, 1, 0]]), entropy=entropy, entropy_old=torch.ones(1, 6))
+    region = All((RatioInterval(0.2, 0.2), EntropyBand(0.05, 0.05)))
+
+    def causes(surrogate) -> dict[str, list[int]]:
+        found = PolicyLoss(region, surrogate).diagnose(batch)
+        return {cause: blocked[0].nonzero().flatten().tolist() for cause, blocked in found.blocked_by.items()}
+
+    assert causes(Clip(dual_clip=3.0)) == {"region": [1, 2], "entropy": [2, 3], "dual_clip": [4]}
+    # What keeps a gradient outside the region is not blocked by it.
+    assert causes(Preserve(dual_clip=3.0)) == {"region": [], "entropy": [2, 3], "dual_clip": [4]}
+    assert causes(Mask()) == {"region": [1, 2], "entropy": [2, 3], "dual_clip": []}

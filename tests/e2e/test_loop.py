@@ -1,8 +1,10 @@
 """The real loop: Ray driver, vLLM rollouts, FSDP2 on gloo, weight sync, on this machine's CPU."""
 
+import json
 import signal
 import time
 
+import pandas as pd
 import pytest
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -11,7 +13,7 @@ DIFFERENCE = "training/rollout_probs_diff_mean"
 
 def test_trains_shows_progress_and_leaves_a_run_folder(train, leftovers):
     tracking = "trainer.logger=[console,file,wandb]"
-    run = train("method=band_kl_erc", "trainer.total_training_steps=4", tracking, env={"WANDB_MODE": "offline"})
+    run = train("method=band_kl_erc", "trainer.total_training_steps=4", "token_records.every=2", tracking, env={"WANDB_MODE": "offline"})
     rows = run.rows
     assert len(rows) == 4
     for row in rows:
@@ -25,6 +27,14 @@ def test_trains_shows_progress_and_leaves_a_run_folder(train, leftovers):
         assert (run.folder / name).stat().st_size > 100, name
     assert len(list((run.folder / "samples").glob("*.jsonl"))) == 4
     assert list(run.folder.glob("wandb/offline-run-*/*.wandb"))
+    assert sorted(path.name for path in (run.folder / "tokens").iterdir()) == ["1.parquet", "2.parquet", "4.parquet"]
+    tokens = pd.read_parquet(run.folder / "tokens" / "4.parquet")
+    assert tokens.groupby("update").sequence.nunique().tolist() == [8, 8, 8, 8]  # every response is that of its sample
+    outputs = {row["uid"]: row["output"] for row in map(json.loads, (run.folder / "samples" / "4.jsonl").read_text().splitlines())}
+    for (_, sequence), rows in tokens.groupby(["update", "sequence"]):
+        assert "".join(rows.token).removesuffix("<|end|>") == outputs[sequence]
+    on_policy = tokens["update"] == 0
+    assert tokens.active[on_policy].all() and (tokens.cause[~on_policy] == "entropy").any()
     assert "4/4" in run.output and "reward" in run.output and str(run.folder) in run.output.replace("\n", "")
     assert "pid=" not in run.output and len(run.output.splitlines()) < 50  # the chatter is in log.txt
     assert leftovers() == []

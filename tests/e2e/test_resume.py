@@ -107,6 +107,32 @@ def test_a_dead_worker_is_named_and_the_run_goes_on_by_itself(start, leftovers):
     assert logged(run) == [1, 2, 3, 4, 5, 6] and leftovers() == []
 
 
+@pytest.mark.parametrize("process, name", [("ray::TopKServer", "vLLM server 0_0 at"), ("ray::WorkerDict", "FSDP worker 0 of 1")])
+def test_what_dies_is_named_within_two_minutes(start, leftovers, process, name):
+    run = start(*SAVES, "trainer.total_training_steps=100")
+    run.wait_for_steps(2)
+    run.child(process).kill()
+    killed = time.monotonic()
+    run.wait(timeout=180)
+    print(f"{name}: ended after {time.monotonic() - killed:.0f} s")
+    assert time.monotonic() - killed < 120 and run.process.returncode == 2
+    assert name in run.output and "is dead" in run.output and "last lines there" in run.output
+    assert "To go on from the checkpoint of step" in run.output and leftovers() == []
+
+
+def test_a_reward_that_fails_at_times_is_told(start, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, **kwargs):\n"
+        "    if solution_str not in ('', ground_truth) and ground_truth.endswith('7'):\n"  # not when it is tried
+        "        raise KeyError('sevens')\n"
+        "    return float(solution_str == ground_truth)\n"
+    )
+    run = start("reward=function", f"reward.custom_reward_function.path={tmp_path}/mine.py", "trainer.total_training_steps=2")
+    run.wait().ok()
+    assert all(0 < lost < 16 for lost in run.column("training/rollout_failure/prompts"))
+    assert "training prompts lack responses" in run.output and "KeyError: 'sevens'" in (run.folder / "log.txt").read_text()
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="mounts a small file system")
 def test_a_full_disk_ends_the_run_and_costs_nothing(start, tmp_path):
     folder = tmp_path / "run" / "checkpoints"

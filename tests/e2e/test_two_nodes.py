@@ -6,8 +6,10 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.long]
@@ -29,14 +31,27 @@ def on_two_nodes(tmp_path):
     if reason := why_not():
         pytest.skip(reason)
 
-    def run(*command: str, **environment: str) -> subprocess.CompletedProcess:
-        return subprocess.run(
+    def run(*command: str, meanwhile=None, **environment: str) -> subprocess.CompletedProcess:
+        process = subprocess.Popen(
             [str(ROOT / "tests/e2e/two_nodes.sh"), str(tmp_path), *command],
             env={**os.environ, "PYTHON": sys.executable, "RAY_DEDUP_LOGS": "0", **environment},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
+        try:
+            if meanwhile:
+                meanwhile(process)
+            output, _ = process.communicate(timeout=600)
+        finally:
+            process.kill()  # and with it both hosts
+        return subprocess.CompletedProcess(command, process.returncode, output)
 
     return run
+
+
+def cut_power(process: subprocess.Popen, host: str):
+    """Ends all that runs on a host, its first process first, and its network without a word to the other."""
+    parent = next(p for p in psutil.Process(process.pid).children(recursive=True) if host in p.cmdline() and p.name() == "unshare")
+    parent.children()[0].kill()
 
 
 def responses(run: Path) -> list[str]:
@@ -58,6 +73,25 @@ def test_two_nodes_compute_what_two_workers_compute(train, on_two_nodes, tmp_pat
     assert responses(two) == responses(one)
     for key in ("actor/pg_loss", "actor/grad_norm"):
         assert rows[two][0][key] == pytest.approx(rows[one][0][key], rel=1e-5), key
+
+
+def test_a_dead_second_node_ends_the_run_with_its_name(on_two_nodes, leftovers, tmp_path):
+    folder, died = tmp_path / "run", []
+
+    def meanwhile(process):
+        while not (folder / "metrics.jsonl").exists():
+            assert process.poll() is None, process.communicate()[0]
+            time.sleep(0.2)
+        cut_power(process, "hostb")
+        died.append(time.monotonic())
+
+    saves = ["trainer.save_freq=1", "trainer.total_training_steps=100"]
+    done = on_two_nodes(sys.executable, "-m", "recipes.train", f"run_dir={folder}", "cluster=cpu_2x1", *saves, meanwhile=meanwhile)
+    seconds = time.monotonic() - died[0]
+    print(f"ended {seconds:.0f} s after the node died:\n{done.stdout[-2000:]}")
+    assert done.returncode == 2 and "the Ray node at 10.77.0.2 is dead" in done.stdout
+    assert "To go on from the checkpoint of step" in done.stdout
+    assert seconds < 120 and leftovers() == []
 
 
 def test_before_training_nodes_are_compared(on_two_nodes):

@@ -96,6 +96,8 @@ WRONG = {
         "dry_run=maybe": "dry_run = 'maybe': must be true or false",
         "trust_checkpoint=1": "trust_checkpoint = 1: must be true or false",
         "restart_without_checkpoint=null": "restart_without_checkpoint = None: must be true or false",
+        "token_records.every=1.5": "token_records.every = 1.5: must be a whole number of steps >= 1, or 0 for no records",
+        "token_records.sequences=0": "token_records.sequences = 0: must be a whole number >= 1",
         "max_restarts=-1": "max_restarts = -1: must be a whole number >= 0",
         "runs=null": "runs = None",
         "assets=7": "assets = 7",
@@ -220,3 +222,13 @@ def test_a_gpu_that_is_not_there(problems_of):
 
 def test_a_dry_run_does_not_look_for_gpus(configure):
     check(configure("name=x", "cluster=gpu", "dry_run=true"))
+
+
+@pytest.mark.parametrize(("value", "found"), [("10", "10"), ("null", "None")])
+def test_token_records_has_keys_of_its_own(problems_of, value, found):
+    assert f"token_records = {found}: has keys of its own. Set token_records.every and" in problems_of(f"token_records={value}")
+
+
+@pytest.mark.parametrize("every", ["true", "false", "-1", "often"])
+def test_how_often_tokens_are_recorded_is_a_number(problems_of, every):
+    assert "token_records.every = " in problems_of(f"token_records.every={every}")

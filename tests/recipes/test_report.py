@@ -244,3 +244,18 @@ def test_unwritable_summary_does_not_hide_how_the_run_ended(tmp_path, without_pl
     (run / "summary.md").mkdir()
     write_report(run, console, COMMAND)
     assert "The summary could not be written" in console.file.getvalue()
+
+
+def test_recorded_steps_are_told_and_missing_ones_named(tmp_path, without_plots):
+    config = CONFIG | {"token_records": {"every": 3, "sequences": 8}}
+    run = write_run(tmp_path / "run", [step(i) for i in range(1, 8)], config)
+    (run / "tokens").mkdir()
+    for name in ("1", "6-0", "6-1", "9"):  # 9 is of steps that are being trained again
+        (run / "tokens" / f"{name}.parquet").touch()
+    for text in report(run):
+        told = " ".join(text.split())
+        assert "of 2 steps, which python -m recipes.report shows; missing: 3, and log.txt says why" in told
+    (run / "tokens" / "3.parquet").touch()
+    assert "missing" not in report(run)[0] and "tokens/" in report(run)[0]
+    off = write_run(tmp_path / "off", [step(1)], CONFIG | {"token_records": {"every": 0}})
+    assert "token records" not in report(off)[0]

@@ -264,7 +264,7 @@ inline void count_bits(const int64_t* by_bits, double* s) {
     bool outward = bits & (UP | DOWN), active = bits & ACTIVE, blocked = bits & BLOCKED;
     auto n = static_cast<double>(by_bits[bits]);
     s[TOKENS] += n;
-    s[CLIPPED] += outward || !active ? n : 0;
+    s[CLIPPED] += outward || blocked || !active ? n : 0;
     s[CLIPPED_UP] += bits & UP ? n : 0, s[CLIPPED_DOWN] += bits & DOWN ? n : 0;
     s[BLOCKED_BY_REGION] += outward && !active ? n : 0;
     s[BLOCKED_BY_DUAL_CLIP] += !active && !outward && !blocked ? n : 0;
@@ -291,7 +291,7 @@ void find_policy_loss(const TokenColumns& columns, const LossParameters<T>& para
     weigh(parameters, b);
     add_statistics(b, columns.entropy.data != nullptr, statistics, by_bits);
     std::copy_n(b.loss, count, loss + at), std::copy_n(b.factor, count, factor + at);
-    for (int i = 0; i < count; ++i) active[at + i] = (b.bits[i] & ACTIVE) != 0;
+    for (int i = 0; i < count; ++i) active[at + i] = (b.bits[i] & (ACTIVE | BLOCKED)) == ACTIVE;
   }
   count_bits(by_bits, statistics);
 }

@@ -144,7 +144,7 @@ policy_loss_kernel(TokenColumns columns, LossParameters<T> loss, T* losses, T* f
     if (i < tokens) {
       losses[i] = t.live ? result.loss * t.weight : T(0);
       factors[i] = t.live ? result.factor * t.weight : T(0);
-      active[i] = t.live && (result.bits & ACTIVE);
+      active[i] = t.live && (result.bits & (ACTIVE | BLOCKED)) == ACTIVE;
     }
 
     bool is_active = result.bits & ACTIVE, up = result.bits & UP, down = result.bits & DOWN, outward = up || down;
@@ -159,7 +159,7 @@ policy_loss_kernel(TokenColumns columns, LossParameters<T> loss, T* losses, T* f
       unsigned lanes = __ballot_sync(0xffffffffu, holds && t.live);
       if (lanes && threadIdx.x % WARP == 0) atomicAdd(counts + which, __popc(lanes));
     };
-    tally(TOKENS, true), tally(CLIPPED, outward || !is_active), tally(CLIPPED_UP, up), tally(CLIPPED_DOWN, down);
+    tally(TOKENS, true), tally(CLIPPED, outward || blocked || !is_active), tally(CLIPPED_UP, up), tally(CLIPPED_DOWN, down);
     tally(BLOCKED_BY_REGION, outward && !is_active), tally(BLOCKED_BY_DUAL_CLIP, !is_active && !outward && !blocked);
     tally(CAPPED_TOKENS, capped), tally(SATURATED, saturated), tally(BLOCKED_BY_ENTROPY, blocked);
     tally(ENTROPY_LOOKED_AT, looks), tally(ENTROPY_LOST, lost), tally(ENTROPY_GAINED, gained);

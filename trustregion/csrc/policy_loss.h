@@ -24,6 +24,7 @@ struct LossParameters {
 };
 
 // What is told about a token, bit by bit.
+// ACTIVE: the surrogate leaves the token a gradient. BLOCKED: the entropy band takes it.
 enum Bit : int { LIVE = 1, ACTIVE = 2, UP = 4, DOWN = 8, BLOCKED = 16, CAPPED = 32, SATURATES = 64 };
 
 constexpr double MAX_LOG_RATIO = 20;
@@ -123,7 +124,6 @@ TR_FUNCTION TokenLoss<T> token_loss(T log_prob, T log_ratio, T advantage, T dist
     slope = too_heavy ? T(0) : slope;
     active = (surrogate == Surrogate::clip ? within & !outward : within | outward) & !too_heavy;
   }
-  active = active & !blocked;
   weight = blocked ? T(0) : weight;
   slope = blocked ? T(0) : slope;
   return {-weight * advantage * value, -slope * advantage, ratio,

@@ -10,6 +10,7 @@ module             seam of verl
 `config`           `actor_rollout_ref.actor.policy_loss._target_`: its hyper-parameters
 `worker`           `ActorRolloutRefWorker` subclass: our loss function, gloo process group on CPU
 `worker_loss`      `set_loss_fn`: what surrounds the policy loss in a worker; `positive_nll` is a term of it
+`token_records`    what the policy loss saw of some tokens, as files; begun and ended around each update by the engine
 `engine`           `EngineRegistry`: verl's FSDP engines with `full_vocabulary` in front, FSDP2 on CPU
 `trainer`          `register_trainer`: the anchor's statistics, schedules, repeatable runs, dead servers are noticed
 `replay_buffer`    what the trainer samples from: in a fixed order, polled often

@@ -86,13 +86,17 @@ def keep_newest(root: Path, count: int):
             shutil.rmtree(folder)
 
 
-def write_whole(path: Path, text: str):
+def write_whole(path: Path, content: str | bytes):
     """Writes a small file so that, whatever happens, it is there as a whole or as it was before."""
     unfinished = path.with_name(f"{path.name}.unfinished")
-    with open(unfinished, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with open(unfinished, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:  # a full disk, which part of a file would keep full
+        unfinished.unlink(missing_ok=True)
+        raise
     unfinished.replace(path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:

@@ -1,14 +1,14 @@
 """The hyper-parameters of the loss `trust_region`, as verl reads them."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from verl.workers.config import PolicyLossConfig
 
-from trustregion import ConfigError, MethodConfig, PolicyLoss
+from trustregion import ConfigError, MethodConfig, PolicyLoss, TokenBatch
 from trustregion.verl_plugin.names import LOSS_NAME
 
 
@@ -25,7 +25,7 @@ class TrustRegionLossConfig(PolicyLossConfig):
         trustregion.ConfigError: a field is unknown, of the wrong type or out of range. verl itself checks no types.
     """
 
-    _mutable_fields = PolicyLossConfig._mutable_fields | {"loss", "parts"}
+    _mutable_fields = PolicyLossConfig._mutable_fields | {"loss", "parts", "observe"}
 
     loss_mode: str = LOSS_NAME
     method: dict[str, Any] = field(default_factory=dict)
@@ -41,6 +41,7 @@ class TrustRegionLossConfig(PolicyLossConfig):
         self._initial = PolicyLoss.from_method(MethodConfig.from_flat(self.method))
         self.loss = self._initial
         self.parts: dict[str, Any] = {}  # of the TokenBatch, beyond what verl passes to a policy loss
+        self.observe: Callable[[PolicyLoss, TokenBatch], None] | None = None  # is shown each batch that `loss` computes
 
     def set_values(self, values: Mapping[str, float]):
         """Has `loss` go on with other values for some of its fields, as the method's schedules set them."""

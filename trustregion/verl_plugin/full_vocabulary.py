@@ -17,11 +17,13 @@ from verl.utils.ulysses import get_ulysses_sequence_parallel_rank, get_ulysses_s
 
 from trustregion import token_stats
 from trustregion.verl_plugin.positive_nll import assign_token_count
+from trustregion.verl_plugin.token_records import CHOSEN, SEQUENCE
 
 # What a pass is asked for, sent along with the batch as JSON: in the anchor's {"entropy": bool, "topk": K}; in the
 # updates' {"entropy_every": k, "at_cells": bool, "first_update": how many updates the policy has had before,
 # "correct_reward": the reward of correct responses, where their likelihood is asked for, "values": those of scheduled
-# fields}. JSON, because a dict would become tensors on the way.
+# fields, "token_records": in steps that are recorded, the keyword arguments of `TokenRecorder.begin`}. JSON, because a
+# dict would become tensors on the way.
 REQUEST = "trust_region_request"
 # Per token, nested like input_ids and shifted like log_probs: [B, T], [B, T, K] and [B, T, K+2].
 ENTROPY, CELL_IDS, CELLS = "trust_region_entropy", "trust_region_cell_ids", "trust_region_cell_log_prob"
@@ -42,7 +44,15 @@ class FullVocabulary:
         self._updates += 1
         if (correct_reward := read_request(data).get("correct_reward")) is not None:
             assign_token_count(data, correct_reward, self.get_data_parallel_group())
-        return super().train_batch(data, loss_function)
+        asked = read_request(data).get("token_records")
+        recorder = loss_function.recorder if asked else None
+        if recorder:
+            responses, masks = data["responses"].unbind(), data["response_mask"].unbind()
+            data[CHOSEN] = recorder.begin(self._updates - 1, tu.get(data, SEQUENCE), responses, masks, **asked)
+        output = super().train_batch(data, loss_function)
+        if recorder:
+            recorder.end()
+        return output
 
     def prepare_model_outputs(self, output, output_args, micro_batch: TensorDict, logits_processor_func):
         request = read_request(micro_batch)

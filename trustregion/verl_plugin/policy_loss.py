@@ -40,16 +40,17 @@ def trust_region_loss(
             f"the method needs {' and '.join(sorted(policy_loss.loss.requires))} of every token, and verl's own trainers "
             f"carry none: start with python -m recipes.train, whose trainer ({SYNC}) does."
         )
-    out = policy_loss.loss(
-        TokenBatch(
-            log_prob=log_prob,
-            log_prob_old=old_log_prob,
-            advantages=advantages,
-            response_mask=response_mask,
-            weights=rollout_is_weights,
-            **policy_loss.parts,
-        )
+    batch = TokenBatch(
+        log_prob=log_prob,
+        log_prob_old=old_log_prob,
+        advantages=advantages,
+        response_mask=response_mask,
+        weights=rollout_is_weights,
+        **policy_loss.parts,
     )
+    out = policy_loss.loss(batch)
+    if policy_loss.observe is not None:
+        policy_loss.observe(policy_loss.loss, batch)
     loss = agg_loss(
         loss_mat=out.token_loss, loss_mask=response_mask, loss_agg_mode=loss_agg_mode, **config.global_batch_info
     )

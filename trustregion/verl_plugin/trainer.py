@@ -27,6 +27,7 @@ from trustregion.verl_plugin.rollout_cells import anchor_cells
 from trustregion.verl_plugin.health import Health, ProcessDied
 from trustregion.verl_plugin.rollout_server import TOP_IDS, TOP_LOG_PROBS
 from trustregion.verl_plugin.schedule import TrainerSchedule
+from trustregion.verl_plugin.token_records import FOLDER, SEQUENCE, is_due
 from trustregion.verl_plugin.worker import TrustRegionTrainingWorker, TrustRegionWorker
 
 
@@ -116,6 +117,12 @@ class TrustRegionTrainer:
             "correct_reward": policy_loss.correct_reward if policy_loss.positive_nll_coef else None,
             "values": self.schedule.values(self.global_steps),
         }
+        records = self.config.token_records
+        if is_due(self.global_steps, records.every):
+            folder = os.path.join(self.config.run_dir, FOLDER)
+            request["token_records"] = {"step": self.global_steps, "folder": folder, "sequences": records.sequences}
+            names = tu.get_tensordict({SEQUENCE: list(batch.keys)})
+            batch = tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=names)
         batch.extra_info[REQUEST] = json.dumps(request)
         batch = super()._update_actor(batch, metrics)
         self._stats.append(pop_stats(metrics))

@@ -6,6 +6,7 @@ from verl.utils.device import get_device_name
 from verl.utils.distributed import initialize_global_process_group_ray
 from verl.workers.engine_workers import TrainingWorker
 
+from trustregion.verl_plugin.token_records import TokenRecorder
 from trustregion.verl_plugin.worker_loss import WorkerLoss
 
 
@@ -30,7 +31,11 @@ class TrustRegionWorker(DetachActorWorker):
     def init_model(self):
         super().init_model()
         if self.actor is not None:
-            self.actor.set_loss_fn(WorkerLoss(self.loss_fn, self.loss_fn.keywords["config"].policy_loss))
+            engine, recorder = self.actor.engine, None
+            if engine.is_mp_src_rank_with_outputs():  # of workers that share their sequences, the first
+                group = engine.get_data_parallel_rank(), engine.get_data_parallel_size()
+                recorder = TokenRecorder(self.actor.model_config.tokenizer, *group)
+            self.actor.set_loss_fn(WorkerLoss(self.loss_fn, self.loss_fn.keywords["config"].policy_loss, recorder))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_model_folder(self, folder):

@@ -1,5 +1,8 @@
 """What surrounds verl's policy loss in a worker: the step's values of scheduled fields, statistics of the whole
-vocabulary where the method needs them, exact metrics, and the likelihood of correct responses where it is asked for."""
+vocabulary where the method needs them, exact metrics, and, where they are asked for, the likelihood of correct responses
+and token records."""
+
+from functools import partial
 
 from tensordict import TensorDict
 from torch import Tensor
@@ -11,17 +14,22 @@ from trustregion.verl_plugin.config import TrustRegionLossConfig
 from trustregion.verl_plugin.full_vocabulary import CELLS, ENTROPY, UPDATE, read_request
 from trustregion.verl_plugin.metrics import reduce_exactly
 from trustregion.verl_plugin.positive_nll import positive_nll
+from trustregion.verl_plugin.token_records import CHOSEN, TokenRecorder
 
 
 class WorkerLoss:
-    """verl's loss function of a worker, `loss_function`, whose policy loss is configured by `policy_loss`."""
+    """verl's loss function of a worker, `loss_function`, whose policy loss is configured by `policy_loss`.
 
-    def __init__(self, loss_function, policy_loss: TrustRegionLossConfig):
-        self._loss_function, self._policy_loss = loss_function, policy_loss
+    `recorder`: None in workers that have others write what they all see.
+    """
+
+    def __init__(self, loss_function, policy_loss: TrustRegionLossConfig, recorder: TokenRecorder | None = None):
+        self._loss_function, self._policy_loss, self.recorder = loss_function, policy_loss, recorder
 
     def __call__(self, model_output, data, dp_group=None):
         self._policy_loss.set_values(read_request(data).get("values", {}))
         self._policy_loss.parts = _parts(model_output, data)  # verl hands a policy loss nothing but log-probs
+        self._policy_loss.observe = partial(self.recorder.record, data[CHOSEN]) if CHOSEN in data else None
         loss, metrics = self._loss_function(model_output=model_output, data=data, dp_group=dp_group)
         reduce_exactly(metrics)
         if self._policy_loss.positive_nll_coef:
