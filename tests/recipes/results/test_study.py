@@ -154,6 +154,13 @@ def test_damaged_validation_is_refused(make_study, text, message):
         study.collect("tiny_study", sweep)
 
 
+def test_damaged_token_records_are_named(make_study):
+    sweep = make_study(("grpo",), seeds=(0,), tokens=True)
+    (sweep / "method=grpo+seed=0" / "tokens" / "2.parquet").write_bytes(b"PAR1")
+    with pytest.raises(UserError, match="grpo.seed=0/tokens: .* Remove the damaged file, or run the job again"):
+        study.collect("tiny_study", sweep)
+
+
 def test_without_validation_there_is_no_accuracy(make_study, tmp_path):
     sweep = make_study(("grpo", "band_kl"), seeds=(0, 1))
     for folder in sweep.glob("*/validation"):
