@@ -36,7 +36,7 @@ setup(
     packages=[*find_packages(include=["trustregion", "trustregion.*", "recipes", "recipes.*"]), "trustregion.configs"],
     # The YAML files live at the top level of the repository and travel inside the package.
     package_dir={"trustregion.configs": "configs"},
-    package_data={"trustregion": ["py.typed", "csrc/*"], "trustregion.configs": ["**/*.yaml"], "recipes.assets": ["*.txt"]},
+    package_data={"trustregion": ["py.typed", "csrc/*"], "trustregion.configs": ["**/*.yaml", "*.csv"], "recipes.assets": ["*.txt"]},
     # verl imports everything in this group in each of its processes.
     entry_points={"verl.plugins": ["trustregion = trustregion.verl_plugin.plugin"]},
     **build["setup_arguments"](ROOT),

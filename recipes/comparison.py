@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from recipes import page, token_page
 from recipes.errors import UserError
 from recipes.page import escape, table
-from recipes.plots import smooth, smoothing_window, style
+from recipes.plots import style
 from recipes.report import DIFFERENCE, MEMORY, PARTS_OF_A_STEP, number
 from recipes.run_files import Metrics, read_config, read_metrics, read_samples, steps_done, what_ran
+from recipes.series import fluctuation, smooth, smoothing_window, variance
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555", "#000000")  # Okabe and Ito's
 BUCKETS = ("0-0.01", "0.01-0.2", "0.2-0.5", "0.5-0.8", "0.8-1")
@@ -49,24 +49,6 @@ class Panel:
     def series(self, run: Run) -> dict[int, float]:
         found = {step: value * self.factor for step, value in run.metrics.get(*self.keys).items()}
         return self.derive(found) if self.derive else found
-
-
-def fluctuation(series: dict[int, float]) -> dict[int, float]:
-    """Relative standard deviation about the moving average, in % of it; empty below five steps."""
-    if len(series) < 5:
-        return {}
-    values, window = np.array([*series.values()]), max(5, smoothing_window(len(series)))
-    average = smooth(values, window)
-    spread = np.sqrt(smooth((values - average) ** 2, window))
-    return {step: 100 * s / abs(a) for step, s, a in zip(series, spread.tolist(), average.tolist(), strict=True) if a}
-
-
-def variance(series: dict[int, float]) -> dict[int, float]:
-    """Variance about the moving average; empty below five steps."""
-    if len(series) < 5:
-        return {}
-    values, window = np.array([*series.values()]), max(5, smoothing_window(len(series)))
-    return dict(zip(series, smooth((values - smooth(values, window)) ** 2, window).tolist(), strict=True))
 
 
 def later(series: dict[int, float]) -> dict[int, float]:

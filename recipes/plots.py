@@ -5,13 +5,13 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
 from recipes.run_files import Metrics
+from recipes.series import smooth, smoothing_window
 
 # Okabe and Ito's colours: told apart with any kind of colour blindness.
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#555555"
@@ -188,16 +188,3 @@ def slow_start(series: dict[int, float]) -> int | None:
     """The first step where it would flatten all the others (compilation, empty caches)."""
     first, *later = series.values()
     return next(iter(series)) if later and first > 1.5 * max(later) else None
-
-
-def smoothing_window(count: int) -> int:
-    """An odd number of steps; 1 where there are too few to smooth."""
-    return 1 if count < 12 else min(51, max(7, count // 15 | 1))
-
-
-def smooth(values: list[float], window: int) -> np.ndarray:
-    """Centred moving average with triangular weights; near the ends over the steps that there are."""
-    half = window // 2
-    weights = half + 1.0 - np.abs(np.arange(-half, half + 1))
-    inside = slice(half, half + len(values))
-    return np.convolve(values, weights)[inside] / np.convolve(np.ones(len(values)), weights)[inside]

@@ -38,3 +38,4 @@ def test_presets_and_programs_come_with_the_wheel(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     assert run("-c", f"import os; os.chdir('elsewhere')\nimport sys; sys.path.remove('')\n{USE.format(site=site)}", env=environment).split() == preset_names()
     assert "ratio_cap" in run("-P", "-m", "trustregion.explain", "band_kl", env=environment)
+    assert "10 published" in run("-P", "-m", "recipes.tables", "experiment=bandpo", "figures=false", env=environment)

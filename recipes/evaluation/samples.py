@@ -113,7 +113,10 @@ def resume(file: Path, header: dict) -> Samples:
 def read_folder(folder: str | os.PathLike, key: str) -> dict[str, Samples]:
     """The complete samples of an evaluation, by benchmark. Raises UserError when there are none, or some are missing."""
     files = sorted((Path(folder) / "samples").glob("*.jsonl"))
-    found = {samples.header["benchmark"]: samples.complete() for file in files if (samples := read(file)) is not None}
+    found = {}
+    for samples in filter(None, map(read, files)):
+        if (other := found.setdefault(samples.header["benchmark"], samples.complete())) is not samples:
+            raise UserError(f"{key}={folder}: {other.file.name} and {samples.file.name} are both samples of {samples.header['benchmark']}. Remove one.")
     if not found:
         raise UserError(f"{key}={folder}: has no samples (looked for {Path(folder).absolute()}/samples/*.jsonl). Give the folder of an evaluation.")
     models = {(samples.header["model_sha256"], json.dumps(samples.header["sampling"])) for samples in found.values()}

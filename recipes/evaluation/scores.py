@@ -1,5 +1,6 @@
 """From samples to estimates with intervals, and to paired differences."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,8 +44,8 @@ def powers_to(n: int) -> list[int]:
     return sorted({2**e for e in range(n.bit_length())} | {n})
 
 
-def result(samples: Samples) -> Result:
-    """All estimates of one benchmark from its complete samples. Raises UserError below two problems."""
+def result(samples: Samples, only: Collection[str] | None = None) -> Result:
+    """All estimates of one benchmark from its complete samples, or those named. Raises UserError below two problems."""
     n, problems = samples.header["n"], sorted({problem for problem, _ in samples.rows}, key=lambda name: int(name.rpartition("/")[2]))
     if len(problems) < 2:
         raise UserError(f"{samples.file}: has {len(problems)} problem, and intervals are over problems: give at least two.")
@@ -52,15 +53,15 @@ def result(samples: Samples) -> Result:
     correct = np.array([[row["correct"] for row in mine] for mine in rows])
     answers = [[row["answer"] for row in mine] for mine in rows]
     everything = [row for mine in rows for row in mine]
-    scores = [_score(f"mean@{n}", correct, answers, lambda c, _: mean_at_k(c))]
-    for k in powers_to(n):
-        scores.append(_score(f"pass@{k}", correct, answers, lambda c, _, k=k: pass_at_k(c, k)))
-    for k in powers_to(n)[1:]:  # of one sample it is the mean
-        scores.append(_score(f"maj@{k}", correct, answers, lambda c, a, k=k: maj_at_k(a, c, k, SEED)))
-    for k in powers_to(n)[1:]:
-        scores.append(_score(f"best@{k}(bootstrap)", correct, answers, lambda c, _, k=k: verl_best_at_k(c, k, SEED)))
+    estimates = {f"mean@{n}": lambda c, _: mean_at_k(c)}
+    estimates |= {f"pass@{k}": lambda c, _, k=k: pass_at_k(c, k) for k in powers_to(n)}
+    above_1 = powers_to(n)[1:]  # of one sample they are the mean
+    estimates |= {f"maj@{k}": lambda c, a, k=k: maj_at_k(a, c, k, SEED) for k in above_1}
+    estimates |= {f"best@{k}(bootstrap)": lambda c, _, k=k: verl_best_at_k(c, k, SEED) for k in above_1}
+    chosen = {metric: estimate for metric, estimate in estimates.items() if only is None or metric in only}
     return Result(
-        samples.header["benchmark"], len(problems), n, {score.metric: score for score in scores},
+        samples.header["benchmark"], len(problems), n,
+        scores={metric: _score(metric, correct, answers, estimate) for metric, estimate in chosen.items()},
         tokens=float(np.mean([row["tokens"] for row in everything])),
         cut_off=float(np.mean([row["finish"] == "length" for row in everything])),
         unanswered=float(np.mean([row["answer"] is None for row in everything])),

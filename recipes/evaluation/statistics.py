@@ -10,6 +10,11 @@ import numpy as np
 
 DRAWS = 1000  # of k out of n samples: verl's number
 RESAMPLES = 2000  # of the problems
+# The 97.5 % quantiles of Student's t with 1, 2, ... degrees of freedom.
+T = (
+    12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281, 2.2010, 2.1788, 2.1604, 2.1448, 2.1314,
+    2.1199, 2.1098, 2.1009, 2.0930, 2.0860, 2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -62,9 +67,21 @@ def verl_best_at_k(correct: np.ndarray, k: int, seed: int) -> float:
 
 def interval(per_problem: np.ndarray, level: float = 0.95, seed: int = 0) -> tuple[float, float]:
     """Percentile bootstrap of the mean over problems, [P]. Raises ValueError below two problems."""
-    means = _resampled(np.asarray(per_problem, dtype=float), seed)
+    return average_interval([per_problem], level, seed)
+
+
+def average_interval(per_problem: list[np.ndarray], level: float = 0.95, seed: int = 0) -> tuple[float, float]:
+    """The same of an average over benchmarks, each counting the same: problems are resampled within each, [P] each."""
+    means = np.mean([_resampled(np.asarray(values, dtype=float), seed + index) for index, values in enumerate(per_problem)], axis=0)
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
+
+
+def half_width(values: list[float]) -> float | None:
+    """Of the 95 % interval of the mean of a few values, such as one a seed, by Student's t; None of a single one."""
+    if len(values) < 2:
+        return None
+    return float(T[min(len(values) - 1, len(T)) - 1] * np.std(values, ddof=1) / np.sqrt(len(values)))
 
 
 def paired_difference(a: np.ndarray, b: np.ndarray, level: float = 0.95, seed: int = 0) -> PairedDifference:

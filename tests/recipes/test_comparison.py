@@ -7,9 +7,10 @@ import re
 import pytest
 import yaml
 
-from recipes.comparison import Run, compare, config_differences, fluctuation, later, variance
+from recipes.comparison import Run, compare, config_differences, later
 from recipes.errors import UserError
 from recipes.report import main
+from recipes.series import fluctuation, variance
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from recipes.report import write_report
 from recipes.run_files import read_metrics
+from recipes.series import smooth
 
 COMMAND = ["python", "-m", "recipes.train", "method=band_kl", "name=my run"]
 CONFIG = {
@@ -140,7 +141,6 @@ def test_slow_first_step_does_not_flatten_the_others(tmp_path):
 
 
 def test_smoothing_keeps_constants_and_follows_the_middle():
-    smooth = pytest.importorskip("recipes.plots").smooth
     assert smooth([2.0] * 9, 7) == pytest.approx([2.0] * 9)
     assert smooth([0, 0, 0, 4, 0, 0, 0], 3) == pytest.approx([0, 0, 1, 2, 1, 0, 0])
     assert smooth([5.0, 5.0], 7) == pytest.approx([5.0, 5.0])  # fewer values than the window

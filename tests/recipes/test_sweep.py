@@ -233,6 +233,8 @@ def test_a_job_that_another_process_runs_is_left_alone(command, jobs, tmp_path, 
         ("delta_beta", 9, {"method.delta", "method.beta_low"}),
         ("delta_kl", 9, {"method.delta", "actor_rollout_ref.actor.kl_loss_coef"}),
         ("divergences", 7, {"method"}),
+        ("tiny_study", 27, {"method", "seed"}),
+        ("smollm2_study", 2, {"method"}),
     ],
 )
 def test_the_sweeps_of_configs(name, count, varied):
@@ -247,11 +249,14 @@ def test_the_sweeps_of_configs(name, count, varied):
             config = sweep._compose(loader, whole, overrides)
             check(config)
             assert config.method.get("beta_high") == config.method.get("beta_low")
+            if name.endswith("_study"):  # where recipes.results.jobs looks for them, after the last step alone
+                assert config.trainer.validation_data_dir == f"{config.run_dir}/validation"
+                assert config.trainer.test_freq == config.trainer.total_training_steps and config.actor_rollout_ref.rollout.val_kwargs.n > 1
             assert config.actor_rollout_ref.actor.use_kl_loss == (name == "delta_kl")
 
 
 def test_all_sweeps_are_here():
-    assert train.choices_of("sweep") == ["beta", "delta", "delta_beta", "delta_kl", "divergences"]
+    assert train.choices_of("sweep") == ["beta", "delta", "delta_beta", "delta_kl", "divergences", "smollm2_study", "tiny_study"]
 
 
 def compose_whole(*overrides: str):

@@ -2,6 +2,9 @@
 
 import json
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -193,3 +196,22 @@ def test_model_names_are_hashed_by_content_only(configure, weights, tmp_path):
     before = models.find(str(a), configure()).sha256
     (a / "asset.json").write_text(json.dumps({"recipe": {}, "files": {}}))
     assert models.find(str(a), configure()).sha256 == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["benchmarks=[aime4]"], "benchmarks=aime4: no such benchmark. Did you mean 'aime24'?"),
+        (["n=0"], "n = 0: must be a whole number >= 1"),
+        (["problems=1"], "benchmarks=arithmetic: 1 problem: intervals are over problems"),
+        (["from_samples=none"], "from_samples=none: has no samples"),
+    ],
+)
+def test_the_command_ends_with_2_and_one_line(tmp_path, arguments, message):
+    done = subprocess.run(
+        [sys.executable, "-m", "recipes.evaluate", f"runs={tmp_path / 'eval'}", f"assets={tmp_path / 'assets'}", *arguments],
+        cwd=Path(__file__).resolve().parents[3], capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 2 and done.stderr.startswith(f"error: {message}") and done.stderr.count("\n") == 1
+    assert not (tmp_path / "eval").exists()

@@ -93,3 +93,14 @@ def test_a_folder_of_two_models_is_refused(make_samples, tmp_path):
     make_samples(VERDICTS)
     make_samples(VERDICTS, benchmark="calculate", model_sha256="another")
     assert "samples of different models or settings" in complaint(read_folder, tmp_path / "a", "from_samples")
+
+
+def test_two_files_of_one_benchmark_are_refused(make_samples, tmp_path):
+    samples = make_samples(VERDICTS)
+    samples.file.with_name("copy.jsonl").write_bytes(samples.file.read_bytes())
+    assert "arithmetic.jsonl and copy.jsonl are both samples of arithmetic. Remove one." in complaint(read_folder, tmp_path / "a", "compare")
+
+
+def test_an_empty_file_is_no_samples(make_samples, tmp_path):
+    make_samples(VERDICTS).file.write_bytes(b"")
+    assert "has no samples (looked for" in complaint(read_folder, tmp_path / "a", "from_samples")

@@ -3,11 +3,13 @@
 import itertools
 import math
 
+import mpmath as mp
 import numpy as np
 import pytest
 
 from recipes.errors import UserError
 from recipes.evaluation.scores import differences, headline, powers_to, result
+from recipes.evaluation.statistics import average_interval, half_width, interval
 
 RANDOM = (np.random.default_rng(0).random((40, 8)) < np.linspace(0, 1, 40)[:, None]).tolist()
 
@@ -46,6 +48,37 @@ def test_intervals_hold_the_value_and_shrink_with_problems(make_samples):
         assert all(score.low <= score.value <= score.high for score in one.scores.values())
     few, many = few.scores["mean@8"], many.scores["mean@8"]
     assert 0 < many.high - many.low < few.high - few.low
+
+
+def test_the_interval_of_an_average_is_of_all_its_benchmarks():
+    values = np.array(RANDOM).mean(axis=1)
+    low, high = interval(values)
+    assert average_interval([values]) == (low, high)
+    of_four = average_interval([values] * 4)  # other problems in each: half the width
+    assert of_four[1] - of_four[0] == pytest.approx((high - low) / 2, rel=0.15)
+    assert sum(of_four) / 2 == pytest.approx(values.mean(), abs=0.01)
+    with pytest.raises(ValueError, match="1 problem"):
+        average_interval([values, [1.0]])
+
+
+@pytest.mark.parametrize("count", [2, 3, 10, 31])
+def test_intervals_over_seeds_are_students(count):
+    """The density, from -t to t, holds 95 %."""
+    values = np.random.default_rng(count).normal(size=count)
+    t = half_width(values.tolist()) / (values.std(ddof=1) / np.sqrt(count))
+    freedom = count - 1
+    with mp.workdps(20):
+        scale = mp.gamma((freedom + 1) / mp.mpf(2)) / (mp.sqrt(freedom * mp.pi) * mp.gamma(freedom / mp.mpf(2)))
+        inside = 2 * scale * mp.quad(lambda x: (1 + x * x / freedom) ** (-(freedom + 1) / mp.mpf(2)), [0, 2, t])
+    assert float(inside) == pytest.approx(0.95, abs=5e-6)  # of four decimals
+    assert half_width([1.0]) is None and half_width([2.0, 2.0]) == 0
+    assert half_width([0.0, 1.0] * 40) == pytest.approx(0.1131, rel=0.02)  # beyond the table: a little too wide
+
+
+def test_single_metrics_are_those_of_all(make_samples):
+    samples = make_samples(RANDOM)
+    (score,) = result(samples, {"best@8(bootstrap)", "mean@32"}).scores.values()
+    assert (score.value, score.low) == (result(samples).scores["best@8(bootstrap)"].value, result(samples).scores["best@8(bootstrap)"].low)
 
 
 def test_the_order_of_lines_is_of_no_account(make_samples):
