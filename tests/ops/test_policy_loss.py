@@ -237,3 +237,33 @@ def test_wrong_shapes_are_refused_by_the_operator_itself():
         wrong[i] = wrong[i][:, :3]
         with pytest.raises(RuntimeError, match="has shape"):
             torch.ops.trustregion.policy_loss(*wrong)
+
+
+@pytest.mark.parametrize("mode", ["torch", "native"])
+def test_a_masked_token_has_gradient_0_whatever_comes_back(mode):
+    """As of a mean over each response, one of which has no live token."""
+    log_prob = torch.tensor([[-1.0, -1.0], [-1.0, -2.0]], requires_grad=True)
+    mask = torch.tensor([[True, True], [False, False]])
+    with using(mode):
+        loss = PolicyLoss.from_preset("grpo")(TokenBatch(log_prob, -torch.ones(2, 2), torch.ones(2, 2), mask)).token_loss
+    torch.where(mask.any(-1), loss.sum(-1) / mask.sum(-1), 0.0).sum().backward()
+    assert log_prob.grad.tolist() == [[-0.5, -0.5], [0.0, 0.0]]
+
+
+@pytest.mark.parametrize("mode", ["torch", "native"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_a_mask_is_no_weight(mode, dtype):
+    x = torch.full((1, 2), -1.0)
+    with using(mode):
+        out = PolicyLoss.from_preset("grpo")(TokenBatch(x, x, -x, torch.tensor([[2, 0]], dtype=dtype)))
+    assert out.token_loss.tolist() == [[-1.0, 0.0]] and out.active.tolist() == [[True, False]]
+
+
+def test_a_second_derivative_is_refused():
+    log_prob = torch.tensor([[-1.0, -1.1]], dtype=torch.float64, requires_grad=True)
+    old, one = torch.full((1, 2), -1.05, dtype=torch.float64), torch.ones(1, 2, dtype=torch.float64)
+    with using("native"):
+        loss = PolicyLoss.from_preset("grpo")(TokenBatch(log_prob, old, one, one.bool())).token_loss
+    (gradient,) = torch.autograd.grad((loss**2).sum(), log_prob, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiable once"):
+        torch.autograd.grad(gradient.sum(), log_prob)

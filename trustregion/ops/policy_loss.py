@@ -62,12 +62,13 @@ def policy_loss(
         return None
     requires = region.requires(batch.update)
     check_given(batch, requires)
+    mask = batch.response_mask  # of which the kernel takes a float as a weight
     entropies = (batch.entropy.detach(), batch.entropy_old.detach()) if "entropy" in requires else (None, None)
     token_loss, _, active, numbers = torch.ops.trustregion.policy_loss(
         batch.log_prob,
         batch.log_prob_old.detach(),
         batch.advantages.detach(),
-        batch.response_mask,
+        mask != 0 if mask.is_floating_point() else mask,
         None if batch.weights is None else batch.weights.detach(),
         *entropies,
         parameters.choices,
@@ -208,7 +209,7 @@ def _first(holds: Callable[[Tensor], Tensor], dtype: torch.dtype) -> float:
 
 
 def _next_float32(x: float) -> float:
-    return torch.tensor(x, device="cpu").nextafter(torch.tensor(math.inf, device="cpu")).item()
+    return torch.tensor(x, dtype=torch.float32, device="cpu").nextafter(torch.tensor(math.inf, device="cpu")).item()
 
 
 def _fake(log_prob, log_prob_old, advantages, mask, weights, entropy, entropy_old, choices, numbers):
@@ -224,13 +225,29 @@ def _save_factor(ctx, inputs, output):
     _, factor, active, statistics = output
     ctx.mark_non_differentiable(factor, active, statistics)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(factor)
+    ctx.save_for_backward(factor, inputs[0])
     ctx.dtype = inputs[0].dtype
 
 
+class _Once(torch.autograd.Function):
+    """A gradient that depends on `log_prob`, of which the kernel has no second derivative: an error where one is asked for."""
+
+    @staticmethod
+    def forward(ctx, gradient, log_prob):
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise RuntimeError("policy_loss is differentiable once. For second derivatives: trustregion.ops.using('torch').")
+
+
 def _backward(ctx, grad, *_):
-    (factor,) = ctx.saved_tensors
-    return None if grad is None else (grad * factor).to(ctx.dtype), *8 * [None]
+    if grad is None:
+        return 9 * (None,)
+    factor, log_prob = ctx.saved_tensors
+    # Not their product alone: a mean over a response without live tokens comes with inf or nan.
+    gradient = torch.where(factor == 0, 0.0, grad * factor).to(ctx.dtype)
+    return _Once.apply(gradient, log_prob) if torch.is_grad_enabled() else gradient, *8 * (None,)
 
 
 if is_loaded():
