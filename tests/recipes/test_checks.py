@@ -28,7 +28,7 @@ def test_the_shared_compositions_are_what_hydra_composes(configure):
     shared = configure(*overrides)
     configure("method=dppo_binary_tv")
     assert OmegaConf.to_container(shared, resolve=True) == OmegaConf.to_container(compose(overrides), resolve=True)
-    assert shared.chosen == {"method": "band_kl", "model": "smollm2_135m"}
+    assert shared.chosen == {"method": "band_kl", "model": "smollm2_135m", "experiment": None}
 
 
 @pytest.mark.parametrize("group", [group for group in GROUPS if group not in ("experiment", "sweep")])
