@@ -112,7 +112,7 @@ def test_rollouts_may_go_on_beside_the_updates(train):
 def test_adapters_are_trained_and_erc_may_look_at_every_second_update(train):
     adapters = [f"actor_rollout_ref.model.{key}" for key in ("lora_rank=8", "lora_alpha=16", "target_modules=all-linear")]
     run = train(*adapters, "method=erc_dapo", "method.every_k_steps=2", "trainer.total_training_steps=6")
-    assert set(run.column("trust/entropy_looked_at")) == {0.5}
+    assert all(0.4 < share < 0.6 for share in run.column("trust/entropy_looked_at"))  # of the tokens, in two of four updates
     assert min(run.column("trust/log_ratio_abs_max")) > 1e-3  # the adapters move
     assert max(run.column("training/rollout_probs_diff_mean")) < 1e-5  # in the rollout engine, too
 

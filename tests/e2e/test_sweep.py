@@ -46,7 +46,7 @@ def test_a_failed_job_stops_no_other_and_is_all_that_is_run_again(tmp_path, left
     *well, ill = rows
     assert [row["status"] for row in rows] == ["finished"] * 3 + ["failed"]
     assert ill["folder"] == ILL and ill["method.delta"] == "0.03" and ill["method.beta_low"] == "0.1"
-    assert "no materializable trajectories" in ill["error"]  # what verl says when no response has got a reward
+    assert "every response failed with an error in the agent loop or in the reward function" in ill["error"]
     assert "no reward for this one" in (tmp_path / "both" / ILL / "log.txt").read_text()
     assert len({(row["method.delta"], row["method.beta_low"]) for row in rows}) == 4
     rewards = [float(row["reward"]) for row in well]
