@@ -9,19 +9,20 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[1]
-LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)")
+LINK_OR_IMAGE = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
+LINK = re.compile(r"(?<!!)" + LINK_OR_IMAGE.pattern)
 # What a browser fetches by itself; links that a reader follows are none of it.
 FETCHED = re.compile(r"""<(?:(?:script|img|iframe|source)[^>]*\ssrc|link[^>]*\shref)=["']?(?:https?:)?//[^"'\s>]*""")
 
 
 def on_files(files, config):
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    files.append(File.generated(config, "readme.md", content=LINK.sub(_from_docs, readme)))
+    files.append(File.generated(config, "readme.md", content=LINK_OR_IMAGE.sub(_from_docs, readme)))
     return files
 
 
 def _from_docs(link: re.Match) -> str:
-    """A link of README.md as docs/readme.md has it."""
+    """A link or image of README.md as docs/readme.md has it."""
     text, target = link.groups()
     return link[0] if target.startswith(("http", "#")) else f"[{text}]({posixpath.relpath(target, 'docs')})"
 
