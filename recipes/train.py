@@ -4,10 +4,12 @@
 
 `method`, `model`, `data`, `reward` and `cluster` name files under configs/, `experiment` a paper's choice of all of them,
 `sweep` several runs (recipes/sweep.py); any key of verl's own configuration can be set beside them
-(`data.train_batch_size=32 trainer.save_freq=10`). This process composes and checks the configuration, prepares models and data, starts the driver that runs verl's trainer, shows its
-progress and cleans up after it. With --dry-run it only checks, and prints the configuration.
+(`data.train_batch_size=32 trainer.save_freq=10`). This process composes and checks the configuration, prepares models and
+data, starts the driver that runs verl's trainer, shows its progress and cleans up after it. With --dry-run it only checks,
+and prints the configuration.
 """
 
+import faulthandler
 import importlib.util
 import sys
 import warnings
@@ -122,4 +124,5 @@ def main():
 
 
 if __name__ == "__main__":
+    faulthandler.enable()  # a crash in native code says where
     main()
