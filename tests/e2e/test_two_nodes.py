@@ -21,7 +21,8 @@ def why_not() -> str | None:
     """What this machine lacks or forbids."""
     if missing := [name for name in ("unshare", "nsenter", "ip", "pgrep") if shutil.which(name) is None]:
         return f"no {', '.join(missing)} here"
-    tried = subprocess.run([*WORLD, "ip", "link", "add", "va", "type", "veth", "peer", "name", "vb"], capture_output=True, text=True)
+    network = "ip link add switch type bridge && ip link add va type veth peer name vb"
+    tried = subprocess.run([*WORLD, "bash", "-c", network], capture_output=True, text=True)
     return f"network namespaces are not allowed here ({tried.stderr.strip()})" if tried.returncode else None
 
 

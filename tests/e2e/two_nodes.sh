@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Two hosts on one machine: tests/e2e/two_nodes.sh FOLDER COMMAND...
 #
-# Makes two hosts, each with a network interface, a name, processes, a /tmp and shared memory of its own and a cable to
-# the other; starts a Ray cluster on them by scripts/ray_cluster.sh; runs COMMAND on the first. All is gone when it ends.
+# Makes two hosts, each with a network interface, a name, processes, a /tmp and shared memory of its own, on one network;
+# starts a Ray cluster on them by scripts/ray_cluster.sh; runs COMMAND on the first. All is gone when it ends.
 # FOLDER and the repository are what the two share. Needs no root: user namespaces. ON_HOSTB, of the environment, are
 # variables that Ray gets on the second host only.
 set -euo pipefail
@@ -36,8 +36,12 @@ for name in hosta hostb; do
 done
 on() { local pid=${holder[$1]}; shift; nsenter --target "$pid" --net --mount --uts --pid --ipc --wd="$root" -- "$@"; }
 
-ip link add va netns "${holder[hosta]}" type veth peer name vb netns "${holder[hostb]}"
+# By a switch: with one cable between them, the death of a host would take the other's interface, and its address, along.
+ip link add switch type bridge
+ip link set switch up
 for side in a b; do
+  ip link add "to_$side" type veth peer name "v$side" netns "${holder[host$side]}"
+  ip link set "to_$side" master switch up
   on "host$side" ip link set lo up
   on "host$side" ip link set "v$side" up
   on "host$side" ip addr add "10.77.0.$([[ $side == a ]] && echo 1 || echo 2)/24" dev "v$side"
