@@ -17,7 +17,7 @@ REWARD = """
 import os
 from recipes.rewards import compute_score as whole
 def compute_score(*args, **kwargs):
-    if "{ill}" in os.environ["VERL_FILE_LOGGER_PATH"]:
+    if "{ill}" in os.environ.get("VERL_FILE_LOGGER_PATH", ""):
         raise ValueError("no reward for this one")
     return whole(*args, **kwargs)
 """

@@ -10,7 +10,8 @@ import ray
 
 CHECK_SECONDS = 5.0
 ANSWER_SECONDS = 45.0
-LAST_LOOK_SECONDS = 10.0  # Ray takes a few to notice that a process or a node has gone
+LAST_LOOK_SECONDS = 10.0  # Ray takes a few to notice that a process has gone
+NODE_SECONDS = 60.0  # and as long as this with a node
 
 
 class ProcessDied(RuntimeError):
@@ -66,7 +67,8 @@ class Health:
             try:
                 dead = ray.get(answer, timeout=ANSWER_SECONDS)
             except ray.exceptions.RayActorError as error:
-                raise ProcessDied(f"{name} is dead: {how_it_died(error)}") from error
+                _raise_if_dead(name, self._servers[name], error)
+                dead = False
             except ray.exceptions.GetTimeoutError as error:
                 raise ProcessDied(f"{name} has not answered for {ANSWER_SECONDS:.0f} s.") from error
             if dead:
@@ -84,7 +86,7 @@ class Health:
                 try:
                     ray.get(answer)
                 except ray.exceptions.RayActorError as error:
-                    raise ProcessDied(f"{name} is dead: {how_it_died(error)}") from error
+                    _raise_if_dead(name, worker, error)
 
     def name_the_dead(self, error: Exception):
         """Raises ProcessDied from `error` when a node, a server or a worker is gone: then that is the reason."""
@@ -112,6 +114,20 @@ class Health:
         while not wait([outcome], timeout=CHECK_SECONDS).done:
             self.check()
         return outcome.result()
+
+
+def _raise_if_dead(name: str, actor, error: ray.exceptions.RayActorError):
+    """Raises ProcessDied. One that cannot be reached may come back, or its node be gone, which Ray decides after a while."""
+    deadline = time.monotonic() + NODE_SECONDS
+    while isinstance(error, ray.exceptions.ActorUnavailableError) and not dead_node() and time.monotonic() < deadline:
+        time.sleep(1)
+        try:
+            return ray.get(actor.__ray_call__.remote(_pid), timeout=ANSWER_SECONDS)
+        except ray.exceptions.RayActorError as later:
+            error = later
+        except ray.exceptions.GetTimeoutError:
+            pass
+    raise ProcessDied(dead_node() or f"{name} is dead: {how_it_died(error)}") from error
 
 
 def _with_pids(actors: dict) -> dict:
