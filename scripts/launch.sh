@@ -14,13 +14,18 @@ experiment=${1:?usage: scripts/launch.sh EXPERIMENT [--dry-run] [override ...]}
 shift
 [[ -z ${RUN_DIR:-} ]] || RUN_DIR=$(realpath -m "$RUN_DIR") # of the folder that this was started in
 [[ ! -d ${MODEL_PATH:-} ]] || MODEL_PATH=$(realpath "$MODEL_PATH")
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cd "$(dirname "$(realpath "${BASH_SOURCE[0]}")")/.."
 python=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python)}
 name=${experiment//\//-}${MODEL:+-$MODEL}
+
+for_hydra() { # its grammar gives a meaning to , = ( ) [ ] { } ' and more; quotes take all but interpolations
+  [[ ${!1} != *'${'* ]] || { echo "launch: $1 = ${!1}: Hydra would replace what begins with \${. Choose another path." >&2; return 2; }
+  [[ ${!1} =~ ^[A-Za-z0-9_./:@%+-]+$ ]] && echo "${!1}" || echo "'${!1//\'/\\\'}'"
+}
 
 arguments=("experiment=$experiment" "name=$name" "trainer.logger=[console,file,wandb]" trainer.resume_mode=auto)
 [[ " $* " == *" cluster="* ]] || arguments+=("cluster=${NNODES:-1}x${NGPUS_PER_NODE:-8}")
 [[ -z ${MODEL:-} ]] || arguments+=("model=$MODEL")
-[[ -z ${MODEL_PATH:-} ]] || arguments+=("model.path=$MODEL_PATH")
-[[ -z ${RUN_DIR:-} ]] || arguments+=("run_dir=$RUN_DIR")
+[[ -z ${MODEL_PATH:-} ]] || arguments+=("model.path=$(for_hydra MODEL_PATH)")
+[[ -z ${RUN_DIR:-} ]] || arguments+=("run_dir=$(for_hydra RUN_DIR)")
 exec "$python" -m recipes.train "${arguments[@]}" "$@"

@@ -64,6 +64,19 @@ def test_a_script_takes_nodes_models_and_folders_from_the_environment(composed_b
     assert composed_by("run_erc_qwen7b.sh", "cluster=1x1").trainer.n_gpus_per_node == 1
 
 
+def test_a_folder_may_have_any_name_but_an_interpolation(composed_by, tmp_path):
+    folder = tmp_path / "it's a,b=c (1) [x] #"
+    assert composed_by("run_erc_qwen7b.sh", RUN_DIR=str(folder)).run_dir == str(folder)
+    done = run("run_erc_qwen7b.sh", "--dry-run", RUN_DIR="runs/${seed}")
+    assert done.returncode == 2 and "RUN_DIR = " in done.stderr and "Choose another path" in done.stderr
+
+
+def test_a_script_is_found_through_a_link(composed_by, tmp_path):
+    link = tmp_path / "run.sh"
+    link.symlink_to(ROOT / "scripts" / "run_erc_qwen7b.sh")
+    assert composed_by(str(link)).chosen.experiment == "erc/erc_dapo"
+
+
 def test_a_dry_run_prints_the_command_and_the_configuration_and_starts_nothing(tmp_path):
     done = run("run_bandpo_qwen7b.sh", "--dry-run", f"assets={tmp_path / 'assets'}", RUN_DIR=str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
