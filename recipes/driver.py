@@ -6,15 +6,11 @@ RUN_DIR/error.txt says in a few lines why (the whole traceback is in the log).
 
 import re
 import sys
-import time
 from pathlib import Path
 
 from omegaconf import OmegaConf
 
 from recipes.processes import die_with_parent
-
-
-NODE_SECONDS = 30.0  # in which Ray notices that a node is gone; its actors are unavailable before
 
 
 def main(run_dir: Path):
@@ -57,20 +53,14 @@ def _reason(error: BaseException) -> str:
     """The error at the bottom of Ray's wrapping; of a process that died while the run was starting, which one."""
     import ray
 
+    from trustregion.verl_plugin.health import how_it_died, node_of_the_lost
+
     while isinstance(error, ray.exceptions.RayTaskError) and error.cause is not None:
         error = error.cause
-    if isinstance(error, ray.exceptions.ActorUnavailableError):
-        from trustregion.verl_plugin.health import dead_node
-
-        deadline = time.monotonic() + NODE_SECONDS
-        while time.monotonic() < deadline:
-            if node := dead_node():
-                return node
-            time.sleep(1)
+    if node := node_of_the_lost(error):
+        return node
     facts = dict(re.findall(r"^\t(\w+): (.*)$", str(error), re.MULTILINE))
     if isinstance(error, ray.exceptions.ActorDiedError) and "pid" in facts:
-        from trustregion.verl_plugin.health import how_it_died
-
         return f"{facts['class_name']} (pid {facts['pid']}) at {facts.get('ip')} is dead: {how_it_died(error)}"
     return f"{type(error).__name__}: {error}"
 

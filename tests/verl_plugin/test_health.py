@@ -10,6 +10,11 @@ from trustregion.verl_plugin import health  # noqa: E402
 from trustregion.verl_plugin.health import Health, ProcessDied  # noqa: E402
 
 
+@pytest.fixture(autouse=True)
+def no_nodes(monkeypatch):
+    monkeypatch.setattr(health.ray, "nodes", lambda: [])
+
+
 def fails():
     raise KeyError("its own error")
 
@@ -36,33 +41,16 @@ def test_a_call_that_waits_for_the_dead_is_given_up(monkeypatch):
     assert len(checks) == 3
 
 
-class Actor:
-    """Answers with each of `answers` in turn."""
-
-    def __init__(self, *answers):
-        self.answers = [*answers]
-        self.__ray_call__ = self
-
-    def remote(self, _):
-        return self.answers.pop(0)
-
-
-NODE = "the Ray node at 10.0.0.2 is dead"
-
-
-@pytest.mark.parametrize("then", [NODE, None])
-def test_one_that_cannot_be_reached_is_waited_for_until_ray_knows(monkeypatch, then):
-    def get(answer, timeout):
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    monkeypatch.setattr(health.ray, "get", get)
+@pytest.mark.parametrize("known, told", [({"two"}, "the Ray node at 10.0.0.2 is dead"), ({"one"}, None), (None, "the Ray node at 10.0.0.2 is dead")])
+def test_of_one_that_cannot_be_reached_the_node_is_waited_for(monkeypatch, known, told):
+    """Ray notices a dead node at the third look; one that was lost before the run is none of its."""
+    looks = iter([True, True])
+    now = iter(range(1000))
+    monkeypatch.setattr(health.time, "monotonic", lambda: next(now))
     monkeypatch.setattr(health.time, "sleep", lambda seconds: None)
+    node = {"NodeID": "two", "NodeManagerAddress": "10.0.0.2"}
+    monkeypatch.setattr(health.ray, "nodes", lambda: [{**node, "Alive": next(looks, False)}])
     lost = health.ray.exceptions.ActorUnavailableError("no route", actor_id=None)
-    monkeypatch.setattr(health, "dead_node", lambda: None)
-    health._raise_if_dead("worker 1", Actor(lost, 7), lost)  # it was the network
-    nodes = iter([None])
-    monkeypatch.setattr(health, "dead_node", lambda: next(nodes, then))
-    with pytest.raises(ProcessDied, match=then or "worker 1 is dead"):
-        health._raise_if_dead("worker 1", Actor(lost, health.ray.exceptions.ActorDiedError()), lost)
+    found = health.node_of_the_lost(lost, known)
+    assert found is None if told is None else found.startswith(told)
+    assert health.node_of_the_lost(health.ray.exceptions.ActorDiedError(), None) is None  # Ray knows: the process alone

@@ -11,7 +11,7 @@ import ray
 CHECK_SECONDS = 5.0
 ANSWER_SECONDS = 45.0
 LAST_LOOK_SECONDS = 10.0  # Ray takes a few to notice that a process has gone
-NODE_SECONDS = 60.0  # and as long as this with a node
+NODE_SECONDS = 60.0  # as long as this with a node; its actors cannot be reached meanwhile
 
 
 class ProcessDied(RuntimeError):
@@ -23,12 +23,28 @@ def how_it_died(error: ray.exceptions.RayActorError) -> str:
     return str(error).strip().splitlines()[-1].partition(" Some common causes")[0].strip()
 
 
-def dead_node() -> str | None:
-    """What is to be said of the first Ray node that is gone, or None."""
+def nodes_up() -> set[str]:
+    """The ids of Ray's living nodes."""
+    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+
+def dead_node(among: set[str] | None = None) -> str | None:
+    """What is to be said of the first Ray node that is gone, or None. `among`: ids of those that were there; a cluster that
+    outlives its runs lists all that it ever lost."""
     for node in ray.nodes():
-        if not node["Alive"]:
+        if not node["Alive"] and (among is None or node["NodeID"] in among):
             logs = os.path.join(os.environ.get("RAY_TMPDIR", "/tmp"), "ray/session_latest/logs")
             return f"the Ray node at {node['NodeManagerAddress']} is dead: its raylet has ended. Its logs: {logs}/raylet.* there."
+    return None
+
+
+def node_of_the_lost(error: BaseException, among: set[str] | None = None) -> str | None:
+    """Of an actor that cannot be reached: what is to be said of its node, once Ray has noticed that the node is dead; or None."""
+    deadline = time.monotonic() + NODE_SECONDS
+    while isinstance(error, ray.exceptions.ActorUnavailableError) and time.monotonic() < deadline:
+        if node := dead_node(among):
+            return node
+        time.sleep(1)
     return None
 
 
@@ -56,6 +72,7 @@ class Health:
             for node, server in enumerate(replica.servers)
         }
         self._servers, self._workers = _with_pids(servers), _with_pids(workers or {})
+        self._nodes = nodes_up()
         self._asked = {}  # worker -> the question that it has not answered yet
         self._checked = 0.0
 
@@ -67,8 +84,7 @@ class Health:
             try:
                 dead = ray.get(answer, timeout=ANSWER_SECONDS)
             except ray.exceptions.RayActorError as error:
-                _raise_if_dead(name, self._servers[name], error)
-                dead = False
+                raise self._death(name, error) from error
             except ray.exceptions.GetTimeoutError as error:
                 raise ProcessDied(f"{name} has not answered for {ANSWER_SECONDS:.0f} s.") from error
             if dead:
@@ -86,14 +102,17 @@ class Health:
                 try:
                     ray.get(answer)
                 except ray.exceptions.RayActorError as error:
-                    _raise_if_dead(name, worker, error)
+                    raise self._death(name, error) from error
+
+    def _death(self, name: str, error: ray.exceptions.RayActorError) -> ProcessDied:
+        return ProcessDied(node_of_the_lost(error, self._nodes) or f"{name} is dead: {how_it_died(error)}")
 
     def name_the_dead(self, error: Exception):
         """Raises ProcessDied from `error` when a node, a server or a worker is gone: then that is the reason."""
         deadline = time.monotonic() + LAST_LOOK_SECONDS
         while time.monotonic() < deadline:
             try:
-                if node := dead_node():
+                if node := dead_node(self._nodes):
                     raise ProcessDied(node)
                 self.check(now=True)
             except ProcessDied as death:
@@ -114,20 +133,6 @@ class Health:
         while not wait([outcome], timeout=CHECK_SECONDS).done:
             self.check()
         return outcome.result()
-
-
-def _raise_if_dead(name: str, actor, error: ray.exceptions.RayActorError):
-    """Raises ProcessDied. One that cannot be reached may come back, or its node be gone, which Ray decides after a while."""
-    deadline = time.monotonic() + NODE_SECONDS
-    while isinstance(error, ray.exceptions.ActorUnavailableError) and not dead_node() and time.monotonic() < deadline:
-        time.sleep(1)
-        try:
-            return ray.get(actor.__ray_call__.remote(_pid), timeout=ANSWER_SECONDS)
-        except ray.exceptions.RayActorError as later:
-            error = later
-        except ray.exceptions.GetTimeoutError:
-            pass
-    raise ProcessDied(dead_node() or f"{name} is dead: {how_it_died(error)}") from error
 
 
 def _with_pids(actors: dict) -> dict:
