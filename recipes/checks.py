@@ -55,7 +55,7 @@ def _problems(config: DictConfig) -> Iterator[str]:
 def _run_problems(config: DictConfig) -> Iterator[str]:
     if not isinstance(config.seed, int) or isinstance(config.seed, bool) or not 0 <= config.seed < 2**31:
         yield f"seed = {config.seed!r}: must be a whole number >= 0 and < 2^31"
-    for key in ("dry_run", "restart_without_checkpoint", "trust_checkpoint"):
+    for key in ("dry_run", "restart_without_checkpoint", "allow_changes", "trust_checkpoint"):
         if not isinstance(config[key], bool):
             yield f"{key} = {config[key]!r}: must be true or false"
     restarts = config.max_restarts

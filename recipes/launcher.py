@@ -61,6 +61,10 @@ def launch(config: DictConfig, command: list[str]):
             say(console, f"note:  {sentence}", style="yellow")
         try:
             end = run_attempts(config, run_dir, console)
+        except UserError:  # nothing to start from
+            with contextlib.suppress(OSError):
+                run_dir.rmdir()  # where nothing is in it: the corrected command may have the name
+            raise
         except BrokenPipeError:  # of the terminal, not of a disk
             raise
         except OSError as error:
@@ -178,17 +182,20 @@ def lock_machine(config: DictConfig) -> IO:
 
 def make_run_dir(config: DictConfig) -> Path:
     run_dir = Path(config.run_dir).resolve()
+    by_name = Path(config.run_dir) == Path(config.runs) / config.name
+    key, parent = ("name", "runs") if by_name else ("run_dir", "run_dir")
     try:
         run_dir.mkdir(parents=True, exist_ok=goes_on(config))
         with tempfile.TemporaryFile(dir=run_dir):
             pass
     except FileExistsError:
         raise UserError(
-            f"name = {config.name!r}: {run_dir} exists and a run never writes over another. Choose another name=..., or leave it "
+            f"{key} = {config[key]!r}: {run_dir} exists and a run never writes over another. Choose another {key}=..., or leave it "
             "out for one with the time in it; or go on with the run that is there by trainer.resume_mode=auto."
         ) from None
     except OSError as error:
-        raise UserError(f"runs = {config.runs!r}: cannot write to {run_dir} ({error.strerror}). Choose a writable runs=...") from error
+        said = f"{parent} = {config[parent]!r}: cannot write to {run_dir} ({error.strerror})"
+        raise UserError(f"{said}. Choose a writable {parent}=...") from error
     with open_dict(config):
         config.run_dir = str(run_dir)
     return run_dir

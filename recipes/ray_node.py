@@ -65,6 +65,8 @@ def _addresses() -> list[tuple[str, str]]:
 
 def main(arguments: list[str]) -> int:
     try:
+        if not 1 <= len(arguments) <= 2:
+            raise UserError("give the name of a cluster, and on the other nodes the head's host: python -m recipes.ray_node CLUSTER [HEAD]")
         found = settings(*arguments)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from recipes.progress import first_of, step_values
 
@@ -83,11 +85,12 @@ def token_files(run_dir: Path) -> dict[int, list[Path]]:
 
 
 def read_config(path: Path) -> dict:
+    """As it was written: YAML's own rules would read 1e-06 as text. {} where it cannot be read."""
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+        config = OmegaConf.load(path)
+    except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException):
         return {}
-    return config if isinstance(config, dict) else {}
+    return OmegaConf.to_container(config) if isinstance(config, DictConfig) else {}
 
 
 def value_at(config: dict, dotted: str):

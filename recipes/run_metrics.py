@@ -21,8 +21,8 @@ class RunMetrics:
     def __init__(self, run_dir: Path):
         self.logged, self._path = run_dir / LOGGED, run_dir / METRICS
         text = self._path.read_bytes() if self._path.exists() else b""
-        rows = _whole_rows(text.splitlines(keepends=True))
-        if text != b"".join(rows):  # cut by a kill
+        rows = _each_once(_whole_rows(text.splitlines(keepends=True)))
+        if text != b"".join(rows):  # cut by a kill, or not only ours
             self._write(rows)
         self.steps, self._new = [_step(row) for row in rows], NewLines(self.logged)
         self.take_over()
@@ -52,11 +52,16 @@ def _whole_rows(lines: list[bytes]) -> list[bytes]:
     for line in lines:
         try:
             _step(line)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError):
             continue
         if line.endswith(b"\n"):
             rows.append(line)
     return rows
+
+
+def _each_once(rows: list[bytes]) -> list[bytes]:
+    """In order of their steps; of one that is there twice, the later row."""
+    return [row for _, row in sorted({_step(row): row for row in rows}.items())]
 
 
 def _step(row: bytes) -> int:

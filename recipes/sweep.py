@@ -29,12 +29,13 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from rich.console import Console
 
 from recipes.checks import check
+from recipes.config_changes import differences
 from recipes.errors import UserError
 from recipes.launcher import FINISHED as RUN_FINISHED
 from recipes.launcher import launch, say
 from recipes.preflight import verl_problems
 from recipes.resume import newest_sealed
-from recipes.sweep_records import FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING, JobRecord, differences
+from recipes.sweep_records import FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING, JobRecord
 from recipes.sweep_table import write_table
 
 LOCAL_LAUNCHER = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"

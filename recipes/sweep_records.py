@@ -15,11 +15,6 @@ from typing import Any
 from recipes.errors import UserError
 
 WAITING, RUNNING, FINISHED, FAILED, INTERRUPTED, KILLED = "waiting", "running", "finished", "failed", "interrupted", "killed"
-# Keys of the configuration that change no result: a finished job stays finished when they are others.
-OF_NO_EFFECT = (
-    "dry_run", "preflight", "max_restarts", "restart_without_checkpoint", "trust_checkpoint",
-    "trainer.logger", "trainer.resume_mode", "trainer.save_freq", "trainer.max_actor_ckpt_to_keep",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -80,20 +75,3 @@ class JobRecord:
 
 def read_records(sweep: Path) -> list[JobRecord]:
     return [JobRecord(sweep, path.stem) for path in sorted((sweep / "jobs").glob("*.json"))]
-
-
-def differences(before: dict, now: dict) -> list[str]:
-    """"key = value there, value here" of each key in which two configurations differ and that matters."""
-    there, here = _flat(before), _flat(now)
-    return [
-        f"{key} = {there.get(key)!r} there, {here.get(key)!r} here"
-        for key in sorted(there.keys() | here.keys())
-        if there.get(key) != here.get(key) and key not in OF_NO_EFFECT
-    ]
-
-
-def _flat(config: dict, above: str = "") -> dict[str, Any]:
-    found = {}
-    for key, value in config.items():
-        found |= _flat(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
-    return found

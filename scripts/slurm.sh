@@ -16,7 +16,10 @@
 set -euo pipefail
 experiment=${1:?usage: sbatch scripts/slurm.sh EXPERIMENT [override ...]}
 shift
-cd "${SLURM_SUBMIT_DIR:?set by sbatch alone: without Slurm, see scripts/ray_cluster.sh}" # Slurm runs a copy of this file
+for variable in SLURM_SUBMIT_DIR SLURM_JOB_ID SLURM_JOB_NUM_NODES SLURM_JOB_NODELIST; do
+  [[ -n ${!variable:-} ]] || { echo "slurm: $variable is not set: submit this with sbatch, or without Slurm see scripts/ray_cluster.sh" >&2; exit 1; }
+done
+cd "$SLURM_SUBMIT_DIR" # Slurm runs a copy of this file
 [[ -x scripts/ray_cluster.sh ]] || { echo "slurm: $PWD is not the repository's folder: submit from there" >&2; exit 1; }
 python=${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python)}
 

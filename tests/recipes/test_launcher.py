@@ -24,6 +24,22 @@ def test_a_run_never_writes_over_another(configure, tmp_path):
         make_run_dir(configure("name=x", f"runs={tmp_path}"))
 
 
+def test_the_key_that_chose_the_folder_is_named(configure, tmp_path):
+    config = configure(f"run_dir={tmp_path}")
+    with pytest.raises(UserError, match="run_dir = .*Choose another run_dir="):
+        make_run_dir(config)
+
+
+def test_a_start_that_is_refused_leaves_the_name_free(configure, tmp_path, monkeypatch):
+    monkeypatch.setattr("recipes.launcher.LOCK", tmp_path / "lock")
+    monkeypatch.setattr("recipes.launcher.prepare", lambda *_: None)
+    monkeypatch.setattr("recipes.launcher.preflight", lambda *_: None)
+    nowhere = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={tmp_path}/global_step_2"]
+    with pytest.raises(UserError, match="no such checkpoint"):
+        launch(configure("name=x", f"runs={tmp_path}", *nowhere), [])
+    assert not (tmp_path / "x").exists()
+
+
 def test_a_run_that_resumes_goes_on_in_its_folder(configure, tmp_path):
     folder = make_run_dir(configure("name=x", f"runs={tmp_path}"))
     assert make_run_dir(configure("name=x", f"runs={tmp_path}", "trainer.resume_mode=auto")) == folder

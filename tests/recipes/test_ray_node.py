@@ -3,7 +3,7 @@
 import pytest
 
 from recipes.errors import UserError
-from recipes.ray_node import address_towards, interface_of, settings
+from recipes.ray_node import address_towards, interface_of, main, settings
 
 
 @pytest.fixture(autouse=True)
@@ -33,3 +33,4 @@ def test_what_is_wrong_is_named():
         settings("3x8")
     with pytest.raises(UserError, match="HEAD = no.such.host: no way there"):
         address_towards("no.such.host")
+    assert main([]) == main(["cpu", "host", "more"]) == 2

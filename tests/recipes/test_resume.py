@@ -3,6 +3,7 @@
 import shutil
 
 import pytest
+from omegaconf import OmegaConf
 
 from recipes.errors import UserError
 from recipes.launcher import make_run_dir
@@ -14,17 +15,18 @@ from trustregion.verl_plugin.checkpoints import check, seal
 def run(configure, tmp_path):
     """run(*overrides, steps=[...]) -> (its config.trainer, what was said); run.save(step) makes a whole checkpoint."""
 
-    def run(*overrides, steps=(), name="x"):
+    def run(*overrides, steps=(), name="x", elsewhere=None):
         config = configure(f"name={name}", f"runs={tmp_path}", "trainer.resume_mode=auto", *overrides)
-        config.run_dir = str(tmp_path / name)
-        config.trainer.default_local_dir = str(tmp_path / name / "checkpoints")
+        if elsewhere:
+            config.trainer.default_local_dir = str(elsewhere)
         make_run_dir(config)
         said = []
         choose_start(config, list(steps), said.append)
+        OmegaConf.save(config, tmp_path / name / "config.yaml", resolve=True)
         return config.trainer, "\n".join(said)
 
-    def save(step, name="x", workers=1):
-        folder = tmp_path / name / "checkpoints" / f"global_step_{step}"
+    def save(step, name="x", workers=1, root=None):
+        folder = (root or tmp_path / name / "checkpoints") / f"global_step_{step}"
         (folder / "actor").mkdir(parents=True)
         for rank in range(workers):
             (folder / "actor" / f"model_world_size_{workers}_rank_{rank}.pt").write_bytes(b"weights")
@@ -111,3 +113,42 @@ def test_a_given_checkpoint_must_be_whole(run, tmp_path):
     shutil.rmtree(tmp_path / "x")
     with pytest.raises(UserError, match="no such checkpoint"):
         run(*given(tmp_path / "global_step_7"), "trust_checkpoint=true")
+
+
+def test_a_run_goes_on_as_itself_alone(run, tmp_path):
+    run()
+    run.save(2)
+    config = (tmp_path / "x" / "config.yaml").read_text()
+    with pytest.raises(UserError, match=r"(?s)allow_changes=true.*actor_rollout_ref.actor.optim.lr = 0.0002 there, 0.5 here.*method.delta = 0.05 there, 0.1 here"):
+        run("method.delta=0.1", "actor_rollout_ref.actor.optim.lr=0.5", steps=[1, 2])
+    assert (tmp_path / "x" / "config.yaml").read_text() == config
+    _, said = run("method.delta=0.1", "allow_changes=true", steps=[1, 2])
+    assert "changed: method.delta = 0.05 there, 0.1 here" in said
+    with pytest.raises(UserError, match="method.delta = 0.1 there, 0.05 here"):
+        run(steps=[1, 2])
+
+
+def test_it_may_train_longer_save_more_often_and_be_looked_at_more_closely(run):
+    run("trainer.save_freq=2", "trainer.total_training_steps=2", "actor_rollout_ref.actor.optim.lr=1e-6")
+    run.save(2)
+    more = ["trainer.total_training_steps=9", "trainer.save_freq=1", "trainer.test_freq=3", "trainer.logger=[file]", "token_records.every=1", "max_restarts=2"]
+    _, said = run(*more, "actor_rollout_ref.actor.optim.lr=1e-6", steps=[1, 2])
+    assert said.startswith("goes on from the checkpoint of step 2")
+
+
+def test_where_the_configuration_was_lost_this_is_said(run, tmp_path):
+    run()
+    run.save(2)
+    (tmp_path / "x" / "config.yaml").write_text("a: [")
+    assert "note: config.yaml cannot be read" in run("method.delta=0.1", steps=[1, 2])[1]
+
+
+def test_checkpoints_that_a_run_saved_elsewhere_are_its_own(run, tmp_path):
+    folder = run.save(2, root=tmp_path / "scratch")
+    with pytest.raises(UserError, match="trust_checkpoint=true"):
+        run(elsewhere=tmp_path / "scratch")  # it has saved nothing yet: another run did
+    run(elsewhere=tmp_path / "scratch2")
+    (tmp_path / "scratch").rename(tmp_path / "scratch2")
+    trainer, _ = run(elsewhere=tmp_path / "scratch2", steps=[1, 2])
+    assert trainer.resume_from_path == str(tmp_path / "scratch2" / folder.name)
+    run(*given(trainer.resume_from_path), elsewhere=tmp_path / "scratch2", steps=[1, 2])

@@ -46,3 +46,8 @@ def test_what_a_killed_launcher_left_is_taken_over_at_the_next_start(tmp_path):
 def test_a_line_that_is_no_row_is_left_out(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(row(1) + "\0\0\0\n" + row(2))
     assert RunMetrics(tmp_path).steps == [1, 2] == [step for step, _ in there(tmp_path)]
+
+
+def test_a_file_that_was_put_together_by_hand_has_each_step_once_and_in_order(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text(row(2) + row(1) + '{"step": 1e999, "data": {}}\n' + row(2, 0.5))
+    assert RunMetrics(tmp_path).steps == [1, 2] and there(tmp_path) == [(1, 0.0), (2, 0.5)]

@@ -112,3 +112,7 @@ def test_a_reward_model_is_taken(configure, monkeypatch, capsys):
     assert reward["reward_model"]["enable"] and reward["reward_model"]["rollout"]["name"] == "vllm"
     assert reward["custom_reward_function"]["path"] is None  # else verl would not ask the model
     assert reward["reward_model"]["rollout"]["response_length"] == 8000
+
+
+def test_a_job_that_slurm_did_not_start_says_so():
+    assert "SLURM_JOB_ID is not set: submit this with sbatch" in run("slurm.sh", "bandpo/band_kl", SLURM_SUBMIT_DIR=str(ROOT)).stderr

@@ -17,9 +17,10 @@ from omegaconf import OmegaConf
 
 from recipes import sweep, sweep_table, train
 from recipes.checks import check
+from recipes.config_changes import differences
 from recipes.errors import UserError
 from recipes.launcher import FINISHED as RUN_FINISHED
-from recipes.sweep_records import JobRecord, differences, read_records
+from recipes.sweep_records import JobRecord, read_records
 from recipes.sweep_table import results
 from trustregion.verl_plugin.checkpoints import MANIFEST
 

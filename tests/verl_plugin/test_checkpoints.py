@@ -46,6 +46,9 @@ def test_a_sealed_checkpoint_is_whole(make):
         (lambda folder: (folder / "manifest.json").write_text('{"files": '), "not readable"),
         (lambda folder: (folder / "manifest.json").write_text('{"files": {"data.pt": 3}}'), "not readable"),
         (lambda folder: (folder / "manifest.json").write_text("[]"), "not readable"),
+        (lambda folder: (folder / "manifest.json").write_text('{"workers": 2, "files": {}}'), "not readable"),
+        (lambda folder: (folder / "manifest.json").write_text('{"files": {"data.pt": [4]}}'), "not readable"),
+        (lambda folder: (folder / "manifest.json").write_text('{"workers": "2", "files": {"data.pt": [4, ""]}}'), "not readable"),
     ],
 )
 def test_damage_is_found(make, damage, message):

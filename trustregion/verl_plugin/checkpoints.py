@@ -52,7 +52,9 @@ def check(folder: Path) -> dict:
     and `files`, path -> [bytes, sha256]. Raises NotWhole."""
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
-        expected = {str(path): tuple(facts) for path, facts in manifest["files"].items()}
+        expected = {path: (int(size), str(digest)) for path, (size, digest) in manifest["files"].items()}
+        if not expected or not isinstance(manifest.get("workers"), int | None):
+            raise ValueError("no files, or workers that are no number")
     except FileNotFoundError:
         raise NotWhole(f"has no {MANIFEST}: the run was stopped while it was being saved") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
