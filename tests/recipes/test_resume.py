@@ -131,7 +131,7 @@ def test_a_run_goes_on_as_itself_alone(run, tmp_path):
 def test_it_may_train_longer_save_more_often_and_be_looked_at_more_closely(run):
     run("trainer.save_freq=2", "trainer.total_training_steps=2", "actor_rollout_ref.actor.optim.lr=1e-6")
     run.save(2)
-    more = ["trainer.total_training_steps=9", "trainer.save_freq=1", "trainer.test_freq=3", "trainer.logger=[file]", "token_records.every=1", "max_restarts=2"]
+    more = ["trainer.total_training_steps=9", "trainer.save_freq=1", "trainer.test_freq=3", "trainer.logger=[file]", "token_records.every=1", "max_restarts=2", "+cluster.env.NCCL_DEBUG=INFO"]
     _, said = run(*more, "actor_rollout_ref.actor.optim.lr=1e-6", steps=[1, 2])
     assert said.startswith("goes on from the checkpoint of step 2")
 
