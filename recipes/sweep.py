@@ -93,7 +93,7 @@ def begin(config: DictConfig) -> list[JobRecord]:
                 raise UserError(f"two jobs would be named {record.name}, and have one folder")
             todo[record.name] = _check(job, record, elsewhere=not local)
         except (UserError, HydraException) as error:
-            problems.setdefault(str(error), []).append(_job_name())
+            problems.setdefault(str(error), []).append("+".join(one for one in overrides if _key(one) in varied))
     if problems:
         raise UserError("\n       ".join(f"{problem}\n       (job {', '.join(names)})" for problem, names in problems.items()))
 
@@ -133,16 +133,19 @@ def jobs_of(config: DictConfig, loader: ConfigLoader) -> tuple[list[list[str]], 
 
 def _sweep_name(config: DictConfig, varied: list[str]) -> str:
     """As given by name=, else the same for the same command: a sweep that is started again goes on."""
-    if taken := {"name", "runs", "run_dir"} & {*varied}:
+    given = {_key(override) for override in config.hydra.overrides.task}
+    if "run_dir" in given:
+        raise UserError(f"run_dir = {config.run_dir!r}: each job of a sweep has a folder of its own. Give the whole sweep's by runs= and name=.")
+    if taken := {"name", "runs"} & {*varied}:
         raise UserError(f"{', '.join(sorted(taken))}: is the whole sweep's, in which each job has a folder of its own. Give one value.")
-    if any(override.startswith("name=") for override in config.hydra.overrides.task):
+    if "name" in given:
         name = config.name
     else:
         choices = config.hydra.runtime.choices
         groups = () if "experiment" in varied else ("experiment",) if choices["experiment"] else ("method", "model")
         of_all = [choices[group] for group in groups if group not in varied]
         name = _as_file_name("-".join([choices["sweep"] or "+".join(varied), *of_all]))
-    if not isinstance(name, str) or Path(name).name != name:
+    if not isinstance(name, str) or Path(name).name != name or name == "..":
         raise UserError(f"name = {name!r}: names a folder in runs={config.runs}, so no path")
     return name
 
@@ -153,7 +156,7 @@ def _tell_jobs(config: DictConfig, sweep: Path, same: list[str]):
     with read_write(config.hydra), open_dict(config.hydra):
         config.hydra.sweep.dir = str(sweep)
         config.hydra.overrides.hydra += [
-            f'hydra.sweep.dir="{sweep}"',
+            f"hydra.sweep.dir={_quoted(str(sweep))}",
             f"hydra.job.config.override_dirname.exclude_keys=[{quoted}]",
         ]
 
@@ -241,6 +244,15 @@ def _job_name() -> str:
     return _as_file_name(HydraConfig.get().job.override_dirname)
 
 
+def _key(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0]
+
+
+def _quoted(text: str) -> str:
+    """As Hydra's grammar wants it: backslashes are themselves, but before a quote."""
+    return '"' + re.sub(r'(\\*)("|\Z)', lambda match: 2 * match[1] + match[2].replace('"', '\\"'), text) + '"'
+
+
 def _as_file_name(text: str) -> str:
     return re.sub(r"[^\w.=+-]", "_", text)
 
@@ -269,8 +281,10 @@ def _put_aside(record: JobRecord, config: DictConfig):
 
 def _command(record: JobRecord, hydra_config: DictConfig) -> list[str]:
     """What runs this job alone."""
-    own = [override for override in hydra_config.overrides.task if not override.startswith(("name=", "runs=", "run_dir="))]
-    return ["python", "-m", "recipes.train", *own, "hydra.mode=RUN", f"runs={record.sweep}", f'name="{record.name}"']
+    own = [override for override in hydra_config.overrides.task if _key(override) not in ("name", "runs")]
+    where = str(record.sweep)
+    where = where if re.fullmatch(r"[\w./-]+", where) else _quoted(where)
+    return ["python", "-m", "recipes.train", *own, "hydra.mode=RUN", f"runs={where}", f"name={_quoted(record.name)}"]
 
 
 # ---- after the last job ----------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from recipes.sweep_records import FINISHED, JobRecord, read_records
 
 FILE = "sweep_results.csv"
 VALIDATION = "val-core/"
+MEASURED = ("status", "steps", "reward", "entropy", "clip_fraction", "seconds_per_step", "error", "folder")
 HEADERS = {"clip_fraction": "clipped", "seconds_per_step": "s/step"}  # what is printed must fit a terminal
 
 
@@ -35,7 +36,7 @@ def _row(record: JobRecord) -> dict[str, Any]:
     seconds = metrics.get("seconds")
     later = [value for step, value in seconds.items() if step != metrics.steps[0]] or list(seconds.values())
     return {
-        **known.get("varied", {}),
+        **{f"chosen.{key}" if key in MEASURED else key: value for key, value in known.get("varied", {}).items()},
         "status": known.get("status"),
         "steps": metrics.steps[-1] if metrics.steps else 0,
         "reward": _last(metrics, "reward"),

@@ -173,7 +173,7 @@ def _status(record: JobRecord | None) -> str:
     if known.get("status") in (None, FINISHED):
         return known.get("status") or "not started"
     steps = read_metrics(record.folder / "metrics.jsonl").steps
-    return f"{known['status']} after {steps[-1] if steps else 0} of {value_at(known['config'], 'trainer.total_training_steps')} steps"
+    return f"{known['status']} after {steps[-1] if steps else 0} of {value_at(known.get('config', {}), 'trainer.total_training_steps')} steps"
 
 
 def _check_method(record: JobRecord, method: dict):

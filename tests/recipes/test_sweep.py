@@ -82,7 +82,8 @@ def command(tmp_path, monkeypatch):
     monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", compose_once)
 
     def command(*arguments: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["train.py", *arguments, f"runs={tmp_path}"])
+        runs = [] if any(argument.startswith("runs=") for argument in arguments) else [f"runs={tmp_path}"]
+        monkeypatch.setattr(sys, "argv", ["train.py", *arguments, *runs])
         try:
             train.main()
         except SystemExit as end:
@@ -194,6 +195,9 @@ def test_all_jobs_are_checked_before_the_first_starts(command, jobs, tmp_path, c
         (["-m", "method.detla=1,2"], "detla"),
         (["-m", "name=a,b"], "name: is the whole sweep's"),
         (["-m", "name=a/b", "seed=1,2"], "name = 'a/b': names a folder"),
+        (["-m", "++name=..", "seed=1,2"], "name = '..': names a folder"),
+        (["-m", "run_dir=here", "seed=1,2"], "run_dir = 'here': each job of a sweep has a folder of its own"),
+        (["-m", "method=dcpo,band_kl", "method.delta=0.1"], "(job method=dcpo)"),
         (["-m", "data.train_files=/a,_a"], "two jobs would be named data.train_files=_a"),
         (["sweep=delta", "cluster=2x8", "hydra/launcher=submitit_slurm"], "a Slurm job of a sweep has one node"),
     ],
@@ -201,6 +205,34 @@ def test_all_jobs_are_checked_before_the_first_starts(command, jobs, tmp_path, c
 def test_what_is_wrong_with_a_sweep_is_said(command, jobs, capsys, arguments, message):
     assert command(*arguments) == 2 and jobs.started == []
     assert message in (said := capsys.readouterr().err) and "Traceback" not in said
+
+
+@pytest.mark.parametrize("runs", ["it's, [so] = \"here\"", "back\\slash", "ends in \\", "{a: b}"])
+def test_a_sweep_may_be_in_a_folder_of_any_name(command, jobs, tmp_path, runs):
+    quoted = runs.replace("\\", "\\\\" if runs.endswith("\\") else "\\").replace("'", "\\'")
+    assert command("-m", "method.delta=0.03,0.1", "++name=radii", f"runs='{tmp_path}/{quoted}'") == 0
+    assert [row["status"] for row in table(tmp_path / runs / "radii")] == ["finished"] * 2
+    alone = train.compose([part for part in jobs.commands[0][3:] if part != "hydra.mode=RUN"])
+    assert alone.run_dir == str(tmp_path / runs / "radii" / NAMES[0])
+
+
+@pytest.mark.parametrize("text", ["[]", "", '{"status": "fin', '{"status": ["finished"]}', '{"status": "finished"}', '{"config": []}', '{"varied": null}', "\xff"])
+def test_a_damaged_record_is_none_and_what_its_job_left_is_kept(command, jobs, tmp_path, text):
+    command(*TWO)
+    (tmp_path / "radii" / "jobs" / f"{NAMES[0]}.json").write_bytes(text.encode("latin-1"))
+    assert "finished" not in [row["status"] for row in results(tmp_path / "radii") if row["folder"] == NAMES[0]]
+    jobs.started.clear()
+    assert command(*TWO) == 0 and jobs.started == [NAMES[0]]
+    assert (tmp_path / "radii" / "earlier" / f"{NAMES[0]}.1" / RUN_FINISHED).exists()
+
+
+def test_a_key_that_is_called_as_what_is_measured_keeps_its_column(tmp_path):
+    record = JobRecord(tmp_path, "reward=math")
+    record.write(status="finished", varied={"reward": "math"}, config={})
+    record.folder.mkdir()
+    (record.folder / "metrics.jsonl").write_text(row(1, 0.25))
+    (found,) = results(tmp_path)
+    assert (found["chosen.reward"], found["reward"]) == ("math", 0.25)
 
 
 def test_a_dry_run_starts_nothing(command, jobs, tmp_path, capsys, monkeypatch):
@@ -276,7 +308,7 @@ def test_slurm_gets_what_the_cluster_needs():
 def test_the_table_is_made_from_the_folders_alone(tmp_path, monkeypatch, capsys):
     for nth, (status, reward) in enumerate([("finished", 0.2), ("finished", 0.9), ("interrupted", 0.95), ("waiting", None)]):
         record = JobRecord(tmp_path, f"seed={nth}")
-        record.write(status=status, varied={"seed": nth} if reward else {})
+        record.write(status=status, varied={"seed": nth} if reward else {}, config={})
         if reward:
             record.folder.mkdir()
             validation = {"val-core/arithmetic/reward/mean@1": reward / 2}
