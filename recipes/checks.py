@@ -86,6 +86,8 @@ def _file_problems(config: DictConfig) -> Iterator[str]:
         files = config.data[key]
         if not (_is_text(files) or (isinstance(files, ListConfig) and files and all(map(_is_text, files)))):
             yield f"data.{key} = {files!r}: must be a parquet file or a list of them. Give one (data.{key}=...), or choose one of the data=... presets."
+    if not _is_text(config.data.prompt_key):
+        yield f"data.prompt_key = {config.data.prompt_key!r}: must be the column with the chat messages. {REMOVE}"
 
 
 def _reward_problems(config: DictConfig) -> Iterator[str]:

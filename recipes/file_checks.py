@@ -18,6 +18,7 @@ from recipes.model_check import (
     check_model_folder,
     check_same_ids,
     check_vocabulary,
+    first_line,
     load_tokenizer,
     longest_sequence,
 )
@@ -144,16 +145,27 @@ def _check_lengths(config: DictConfig, tokenizer):
     """verl leaves out what is longer than data.max_prompt_length, or cuts its beginning off; of all prompts, that is no data."""
     longest, template = config.data.max_prompt_length, config.actor_rollout_ref.model.custom_chat_template
     for key in ("train_files", "val_files"):
-        prompts = [messages for file in _files(config, key) for messages in first_prompts(file, config.data.prompt_key)]
-        tokens = [
-            len(tokenizer.apply_chat_template(messages, chat_template=template, add_generation_prompt=True, return_dict=False))
-            for messages in prompts
-        ]
+        tokens = [count for file in _files(config, key) for count in _prompt_lengths(file, f"data.{key}", config.data.prompt_key, tokenizer, template)]
         if tokens and min(tokens) > longest:
             raise UserError(
                 f"data.max_prompt_length = {longest}: the first {len(tokens)} prompts of data.{key} = {config.data[key]} have "
                 f"{min(tokens)} to {max(tokens)} tokens each, and none would be left. Raise it."
             )
+
+
+def _prompt_lengths(file: str, key: str, prompt_key: str, tokenizer, template: str | None) -> list[int]:
+    """The tokens of each of the file's first prompts. verl leaves out, too, what the chat template fails at."""
+    tokens = []
+    for row, messages in enumerate(first_prompts(file, prompt_key)):
+        try:
+            ids = tokenizer.apply_chat_template(messages, chat_template=template, add_generation_prompt=True, return_dict=False)
+        except Exception as error:  # templates are programs, and raise what they like
+            raise UserError(
+                f"{key}={file}: the tokenizer's chat template fails at {prompt_key} in row {row}, counted from 0 ({first_line(error)}). "
+                "Correct the row or leave it out, or give a template with actor_rollout_ref.model.custom_chat_template=..."
+            ) from error
+        tokens.append(len(ids))
+    return tokens
 
 
 def _files(config: DictConfig, key: str) -> list[str]:

@@ -66,7 +66,7 @@ def check_chat(
             message, chat_template=chat_template, add_generation_prompt=True, return_dict=False
         )
     except Exception as error:  # templates are programs, and raise what they like
-        raise UserError(f"{said}: the tokenizer's chat template fails ({_first_line(error)}). {remedy}") from error
+        raise UserError(f"{said}: the tokenizer's chat template fails ({first_line(error)}). {remedy}") from error
     if not tokens:
         raise UserError(f"{said}: the tokenizer's chat template makes nothing of a message. {remedy}")
     return tokenizer
@@ -82,7 +82,7 @@ def load_tokenizer(path: str | os.PathLike, key: str = "model.path", trust_remot
         )
     except Exception as error:  # each kind of tokenizer fails in ways of its own
         raise UserError(
-            f"{key}={path}: transformers cannot load the tokenizer ({_first_line(error)}). {REMEDY}."
+            f"{key}={path}: transformers cannot load the tokenizer ({first_line(error)}). {REMEDY}."
         ) from error
 
 
@@ -173,5 +173,5 @@ def _indexed_weights(index: Path, said: str) -> list[Path]:
     return [index.parent / name for name in sorted(named)]
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).splitlines()[0]}" if str(error) else type(error).__name__

@@ -104,6 +104,7 @@ WRONG = {
         "model.path=[a]": "model.path = ['a']: must be the folder of a model",
         "data.train_files=7": "data.train_files = 7: must be a parquet file or a list",
         "data.val_files=[a,null]": "data.val_files = ['a', None]: must be a parquet file or a list",
+        "data.prompt_key=null": "data.prompt_key = None: must be the column with the chat messages",
     },
     "checkpoints": {
         "trainer.resume_mode=newest": "trainer.resume_mode = 'newest': must be one of auto, disable, resume_path",

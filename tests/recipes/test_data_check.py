@@ -1,5 +1,7 @@
 """Data files a user may bring, whole and broken: the message names the key, the value and the remedy."""
 
+import json
+
 import pyarrow
 import pyarrow.parquet as parquet
 import pytest
@@ -7,6 +9,10 @@ import pytest
 from recipes.assets.arithmetic import SCHEMA, prepare
 from recipes.data_check import check_prompts, first_rows
 from recipes.errors import UserError
+
+
+ROW = {"data_source": "mine", "prompt": [{"role": "user", "content": "1+1="}], "reward_model": {"ground_truth": "2"}}
+CALL = {"role": "assistant", "content": None, "tool_calls": [{"name": "add"}]}
 
 
 @pytest.fixture
@@ -28,18 +34,75 @@ def test_whole_files_pass_and_their_rows_are_counted(table, tmp_path):
     check_prompts(tmp_path / "b.parquet", prompt_key="question")
 
 
-@pytest.mark.parametrize("text, rows", [("{}", 1), ('{"a": 1}\n{"a": 2}\n\n', 2), ('\n [{"a": 1},\n {"a": 2},\n {"a": 3}]', 3)])
+@pytest.mark.parametrize("text, rows", [("A", 1), ("A\nA\n\n", 2), ("\n [A,\n A,\n A]", 3)])
 def test_rows_of_json_files_are_counted(tmp_path, text, rows):
     for name in ("a.json", "a.jsonl"):
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_text(text.replace("A", json.dumps(ROW)))
         assert check_prompts(tmp_path / name) == rows
 
 
-@pytest.mark.parametrize("text, message", [("", "has no rows"), (" \n", "has no rows"), ("[]", "has no rows"), ('[{"a": 1}', "not readable JSON")])
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("", "has no rows"),
+        (" \n", "has no rows"),
+        ("[]", "has no rows"),
+        ('[{"a": 1}', "not readable JSON (the list: "),
+        (json.dumps(ROW) + "\n{", "not readable JSON (row 1, counted from 0: "),
+    ],
+)
 def test_damaged_json(tmp_path, text, message):
     (tmp_path / "a.json").write_text(text)
     assert f"data.train_files={tmp_path / 'a.json'}: " in complaint(check_prompts, tmp_path / "a.json")
     assert message in complaint(check_prompts, tmp_path / "a.json")
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"data_source": None}, "has no data_source"),
+        ({"prompt": "1+1="}, "has no prompt, which is a list of messages"),
+        ({"prompt": []}, "has no prompt, which is a list of messages"),
+        ({"prompt": [None]}, "has no prompt, which is a list of messages"),
+        ({"prompt": [{"content": "1+1="}]}, "has no text as prompt.role"),
+        ({"prompt": [{"role": "user", "content": None}]}, "has neither text nor a list of parts as prompt.content"),
+        ({"prompt": [{"role": "user", "content": 2}]}, "has neither text nor a list of parts as prompt.content"),
+        ({"reward_model": "2"}, "has no reward_model.ground_truth"),
+        ({"reward_model": {"style": "rule"}}, "has no reward_model.ground_truth"),
+        ({"extra_info": "text"}, "has an extra_info that is no object"),
+        (None, "is no object"),
+    ],
+)
+def test_rows_of_json_that_lack_something(tmp_path, changes, message):
+    rows = [ROW, {**ROW, "extra_info": None}, changes and {**ROW, **changes}]
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    for name in ("a.json", "a.jsonl"):
+        assert f"{name}: row 2 (counted from 0) {message}" in complaint(check_prompts, tmp_path / name)
+
+
+@pytest.mark.parametrize("messages", [[{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}], [*ROW["prompt"], CALL]])
+def test_parts_and_tool_calls_pass(tmp_path, messages):
+    rows = [{**ROW, "prompt": messages}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    (tmp_path / "a.jsonl").write_text(json.dumps(rows[0]))
+    assert check_prompts(tmp_path / "a.parquet") == check_prompts(tmp_path / "a.jsonl") == 1
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"prompt": [{"role": 1, "content": "1+1="}]}, "prompt.role is int64; verl needs text. Convert it."),
+        ({"prompt": [{"role": "user", "content": 2}]}, "prompt.content is int64; verl needs text, or a list of parts. Convert it."),
+        ({"prompt": [{"role": "user", "content": {"a": 1}}]}, "prompt.content is struct<a: int64>; verl needs text"),
+        ({"prompt": [{"role": "user", "content": None}]}, "prompt.content is empty in row 0"),
+        ({"extra_info": "text"}, "column extra_info is string; verl needs a struct in each row, or null"),
+        ({"data_source": ["a"]}, "column data_source is list<"),
+    ],
+)
+def test_columns_of_other_types(tmp_path, changes, message):
+    parquet.write_table(pyarrow.Table.from_pylist([{**ROW, **changes}]), tmp_path / "a.parquet")
+    assert message in complaint(check_prompts, tmp_path / "a.parquet")
 
 
 def test_no_such_parquet(tmp_path):
@@ -82,6 +145,9 @@ def test_columns_that_verl_needs(table, tmp_path):
     [
         ("prompt", None, "prompt is empty in row 7"),
         ("prompt", [], "prompt is empty in row 7"),
+        ("prompt", [ROW["prompt"][0], None], "prompt.role is empty in row 7"),
+        ("prompt", [ROW["prompt"][0], {"role": None, "content": "a"}], "prompt.role is empty in row 7"),
+        ("prompt", [ROW["prompt"][0], {"role": "user", "content": None}], "prompt.content is empty in row 7"),
         ("data_source", None, "data_source is empty in row 7"),
         ("reward_model", None, "reward_model.ground_truth is empty in row 7"),
         ("reward_model", {"style": "rule", "ground_truth": None}, "reward_model.ground_truth is empty in row 7"),
@@ -89,6 +155,7 @@ def test_columns_that_verl_needs(table, tmp_path):
 )
 def test_rows_that_lack_something(table, tmp_path, column, value, message):
     rows = table.to_pylist()
+    rows[3]["prompt"] *= 3
     rows[7][column] = value
     parquet.write_table(pyarrow.Table.from_pylist(rows, table.schema), tmp_path / "a.parquet", row_group_size=5)
     assert message in complaint(check_prompts, tmp_path / "a.parquet")

@@ -64,7 +64,7 @@ def test_less_than_a_batch_of_prompts(files, tmp_path):
     said = complaint(files("data.train_batch_size=24"))
     assert "data.train_batch_size = 24" in said and "20.parquet gives 20 prompts, less than one batch" in said
     assert "gives 9 prompts (data.train_max_samples = 9)" in complaint(files("data.train_max_samples=9"))
-    (tmp_path / "15.jsonl").write_text('{"prompt": []}\n' * 15)
+    (tmp_path / "15.jsonl").write_text(f"{json.dumps(ROW)}\n" * 15)
     assert "gives 15 prompts" in complaint(files(f"data.train_files={tmp_path / '15.jsonl'}"))
     check_files(files("data.train_batch_size=40", f"data.train_files=[{tmp_path / '20.parquet'},{tmp_path / '20.parquet'}]"))
 
@@ -95,6 +95,13 @@ def test_some_prompts_that_are_too_long_are_left_to_verl(files, tmp_path):
     long = ROW | {"prompt": [{"role": "user", "content": "1+" * 100}]}
     pd.DataFrame([long] * 19 + [ROW]).to_parquet(tmp_path / "20.parquet")
     check_files(files("data.max_prompt_length=30"))
+
+
+def test_prompts_that_the_chat_template_fails_at(files, tmp_path):
+    parts = ROW | {"prompt": [{"role": "user", "content": [{"type": "text", "text": "1+1="}]}]}
+    pd.DataFrame([parts] * 20).to_parquet(tmp_path / "parts.parquet")
+    said = complaint(files(f"data.val_files=[{tmp_path / '20.parquet'},{tmp_path / 'parts.parquet'}]"))
+    assert f"data.val_files={tmp_path / 'parts.parquet'}: the tokenizer's chat template fails at prompt in row 0, counted from 0 (TypeError" in said
 
 
 def test_models_that_see_are_refused_on_a_cpu(files, tmp_path):
