@@ -92,8 +92,12 @@ def _file_problems(config: DictConfig) -> Iterator[str]:
 
 def _reward_problems(config: DictConfig) -> Iterator[str]:
     function, model = config.reward.custom_reward_function, config.reward.reward_model
-    if function.path == "":
-        yield "reward.custom_reward_function.path = '': must be the Python file of your reward function. Give one, or choose another reward=..."
+    if function.path is not None and not _is_text(function.path):
+        yield f"reward.custom_reward_function.path = {function.path!r}: must be the Python file of your reward function. Give one, or choose another reward=..."
+    elif function.path and not _is_text(function.name):
+        yield f"reward.custom_reward_function.name = {function.name!r}: must be the name of a function in {function.path}"
+    if not isinstance(arguments := function.get("reward_kwargs", {}), dict | DictConfig):
+        yield f"reward.custom_reward_function.reward_kwargs = {arguments!r}: must be a mapping of the function's further arguments. {REMOVE}"
     if model.enable and not _is_text(model.model_path):
         yield f"reward.reward_model.model_path = {model.model_path!r}: must be the folder of a reward model. Give one, or choose another reward=..."
     if model.enable and not model.enable_resource_pool and config.algorithm.filter_groups.enable:
@@ -175,6 +179,11 @@ def _trainer_problems(config: DictConfig) -> Iterator[str]:
 
 def _checkpoint_problems(config: DictConfig) -> Iterator[str]:
     trainer = config.trainer
+    for key in ("save_freq", "test_freq"):
+        if not isinstance(trainer[key], int) or isinstance(trainer[key], bool):
+            yield f"trainer.{key} = {trainer[key]!r}: must be a whole number of steps, or -1 for never"
+    if not _is_text(trainer.default_local_dir):
+        yield f"trainer.default_local_dir = {trainer.default_local_dir!r}: must be the folder for checkpoints. {REMOVE}"
     if trainer.resume_mode not in RESUME_MODES:
         yield f"trainer.resume_mode = {trainer.resume_mode!r}: must be one of {', '.join(RESUME_MODES)}"
     elif (trainer.resume_mode == "resume_path") != _is_text(trainer.resume_from_path):
@@ -210,10 +219,18 @@ def _rollout_problems(config: DictConfig) -> Iterator[str]:
             f"actor_rollout_ref.rollout.temperature = {rollout.temperature!r}: must be a number > 0: training samples from the policy, "
             "and divides its logits by this (greedy validation is actor_rollout_ref.rollout.val_kwargs.do_sample=false)"
         )
+    validating = rollout.val_kwargs.temperature
+    if not _is_number(validating) or validating < 0:
+        yield f"actor_rollout_ref.rollout.val_kwargs.temperature = {validating!r}: must be a number >= 0 (0: greedy)"
+    for key in ("gpu_memory_utilization", "top_p", "val_kwargs.top_p"):
+        if not _is_number(part := OmegaConf.select(rollout, key)) or not 0 < part <= 1:
+            yield f"actor_rollout_ref.rollout.{key} = {part!r}: must be a number > 0 and <= 1"
 
 
 def _device_problems(config: DictConfig) -> Iterator[str]:
-    workers = config.cluster.workers
+    workers, environment = config.cluster.workers, config.cluster.env
+    if not isinstance(environment, DictConfig) or not all(map(_is_text, environment)):
+        yield f"cluster.env = {environment!r}: must be a mapping of environment variables to their values ({{}} for none)"
     if config.cluster.device not in ("cpu", "cuda"):
         yield f"cluster.device = {config.cluster.device!r}: must be 'cpu' or 'cuda'"
     if config.cluster.device == "cuda" and not config.dry_run:
@@ -242,6 +259,7 @@ def _batch_problems(config: DictConfig) -> Iterator[str]:
     counts = {
         "data.train_batch_size": prompts,
         "actor_rollout_ref.rollout.n": rollout.n,
+        "actor_rollout_ref.rollout.val_kwargs.n": rollout.val_kwargs.n,
         "actor_rollout_ref.rollout.tensor_model_parallel_size": rollout.tensor_model_parallel_size,
         "actor_rollout_ref.actor.ppo_mini_batch_size": mini,
         "trainer.nnodes": trainer.nnodes,
@@ -252,6 +270,8 @@ def _batch_problems(config: DictConfig) -> Iterator[str]:
         counts["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"] = micro
     if trainer.total_training_steps is not None:
         counts["trainer.total_training_steps"] = trainer.total_training_steps
+    if config.data.val_batch_size is not None:
+        counts["data.val_batch_size"] = config.data.val_batch_size
     if config.data.train_max_samples != -1:
         counts["data.train_max_samples"] = config.data.train_max_samples
     wrong = [f"{key} = {value!r}: must be a whole number >= 1" for key, value in counts.items() if not _is_count(value)]

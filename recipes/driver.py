@@ -24,12 +24,17 @@ def main(run_dir: Path):
 
 def validate(config):
     """Raises what verl raises of a configuration (resolved) that it refuses, or PluginMissing."""
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
+    from trustregion.config import unknown_name
     from trustregion.verl_plugin.doctor import require_plugin
 
     require_plugin()
+    # Here, as modules that verl loads by itself (VERL_USE_EXTERNAL_MODULES) may add to them.
+    if (estimator := config.algorithm.adv_estimator) not in ADV_ESTIMATOR_REGISTRY:
+        raise ValueError(unknown_name(f"algorithm.adv_estimator = {estimator!r}: no such estimator", estimator, ADV_ESTIMATOR_REGISTRY))
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     # What verl itself builds later, in its workers: unknown keys are found here.
     omega_conf_to_dataclass(config.algorithm)

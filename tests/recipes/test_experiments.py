@@ -110,3 +110,13 @@ def test_what_is_chosen_on_the_command_line_wins(configure):
     assert config.reward.custom_reward_function.name == "gsm8k" and config.data.train_files == ["assets/gsm8k/data.parquet"]
     assert config.trainer.n_gpus_per_node == 1 and config.actor_rollout_ref.actor.fsdp_config.optimizer_offload
     assert config.actor_rollout_ref.actor.kl_loss_coef == 1e-3  # the experiment's all the same
+
+
+def test_an_advantage_estimator_is_one_that_is_registered(configure, monkeypatch):
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+
+    check(config := configure("algorithm.adv_estimator=grppo", "name=x", "dry_run=true"))
+    with pytest.raises(ValueError, match=r"algorithm.adv_estimator = 'grppo': no such estimator. Did you mean 'grpo'\? Allowed: .*rloo"):
+        validate(config)
+    monkeypatch.setitem(ADV_ESTIMATOR_REGISTRY, "grppo", None)  # a user's own
+    validate(config)
