@@ -1,11 +1,14 @@
 """What can be known to be wrong from the files that a configuration names, before Ray starts."""
 
 import importlib.util
+import itertools
+import json
 import os
 import pickle
 import re
-import subprocess
 import sys
+import tempfile
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,8 +25,10 @@ from recipes.model_check import (
     load_tokenizer,
     longest_sequence,
 )
+from recipes.processes import ProcessTree
 
 NEEDED = {"math": "math_verify", "reasoning_gym": "reasoning_gym"}  # by the rewards in recipes/rewards.py
+POLL_SECONDS = 0.1
 REWARD_SECONDS = 300  # for a response or two of each data source: a judge may be a model elsewhere
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")  # "Qwen/Qwen2.5-7B": looked up by the workers, unless the hub is off
 
@@ -145,7 +150,8 @@ def _check_lengths(config: DictConfig, tokenizer):
     """verl leaves out what is longer than data.max_prompt_length, or cuts its beginning off; of all prompts, that is no data."""
     longest, template = config.data.max_prompt_length, config.actor_rollout_ref.model.custom_chat_template
     for key in ("train_files", "val_files"):
-        tokens = [count for file in _files(config, key) for count in _prompt_lengths(file, f"data.{key}", config.data.prompt_key, tokenizer, template)]
+        counts = (_prompt_lengths(file, f"data.{key}", config.data.prompt_key, tokenizer, template) for file in _files(config, key))
+        tokens = [*itertools.chain.from_iterable(counts)]
         if tokens and min(tokens) > longest:
             raise UserError(
                 f"data.max_prompt_length = {longest}: the first {len(tokens)} prompts of data.{key} = {config.data[key]} have "
@@ -192,19 +198,26 @@ def _try_reward(config: DictConfig):
     files = [file for key in ("train_files", "val_files") for file in _files(config, key)]
     rows = [row for file in files for row in first_rows(file, config.data.prompt_key)]
     kwargs = config.reward.custom_reward_function.get("reward_kwargs")
-    question = pickle.dumps((path, name, OmegaConf.to_container(kwargs) if kwargs else {}, rows))
-    environment = os.environ | {key: str(value) for key, value in config.cluster.env.items()}
+    arguments = (path, name, OmegaConf.to_container(kwargs) if kwargs else {}, rows)
+    environment = {**os.environ, **{key: str(value) for key, value in config.cluster.env.items()}}
     said = f"reward.custom_reward_function.path={path}"
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "recipes.try_reward"], input=question, env=environment, capture_output=True, timeout=REWARD_SECONDS
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        raise UserError(
-            f"{said}: {name} has not scored {2 * len(rows)} responses in {REWARD_SECONDS} s. Make it faster, or choose another reward=..."
-        ) from None
-    problem = done.stdout.decode(errors="replace").rpartition("\n")[0].rpartition("\n")[2]
-    if done.returncode:
-        problem = f"its process ended with {done.returncode} ({(done.stderr.decode(errors='replace').strip() or 'no word').splitlines()[-1]})"
+    with tempfile.TemporaryDirectory() as folder:
+        asked, answer, log = (Path(folder) / file for file in ("arguments.pickle", "answer.json", "log.txt"))
+        asked.write_bytes(pickle.dumps(arguments))
+        tree = ProcessTree([sys.executable, "-m", "recipes.try_reward", str(asked), str(answer)], environment, log)
+        deadline = time.monotonic() + REWARD_SECONDS
+        try:
+            # With the answer there, nobody waits for threads and workers of the user's that do not end.
+            while tree.poll() is None and not answer.exists() and time.monotonic() < deadline:
+                time.sleep(POLL_SECONDS)
+        finally:
+            late, code = tree.poll() is None, tree.end()
+        if answer.exists():
+            problem = json.loads(answer.read_text(encoding="utf-8"))
+        elif late:
+            problem = f"{name} has not scored {2 * len(rows)} responses in {REWARD_SECONDS} s"
+        else:
+            last = (log.read_text(encoding="utf-8", errors="replace").strip() or "no word").splitlines()[-1]
+            problem = f"its process ended with {code} before all was scored ({last})"
     if problem:
         raise UserError(f"{said}: {problem}. Correct the function (it is tried before a run), or choose another reward=...")

@@ -9,6 +9,8 @@ from safetensors import SafetensorError, safe_open
 from recipes.errors import UserError
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tiktoken.model")
+# What this and the estimates of memory calculate with.
+COUNTS = ("vocab_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers", "hidden_size", "intermediate_size")
 REMEDY = "Copy the model again, or save it with save_pretrained()"
 
 
@@ -113,7 +115,7 @@ def longest_sequence(model: dict) -> int | None:
     text = model.get("text_config") or model
     scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
     longest = text.get("max_position_embeddings")
-    return None if "factor" in scaling or not isinstance(longest, int) else longest
+    return None if not isinstance(scaling, dict) or "factor" in scaling or not isinstance(longest, int) else longest
 
 
 def _read_config(folder: Path, said: str) -> dict:
@@ -125,6 +127,13 @@ def _read_config(folder: Path, said: str) -> dict:
         model = None
     if not isinstance(model, dict):
         raise UserError(f"{said}: config.json is not a readable JSON object. {REMEDY}.")
+    text = model.get("text_config") or model
+    if not isinstance(text, dict):
+        raise UserError(f"{said}: config.json has text_config = {text!r}, which is no object. {REMEDY}.")
+    for key in COUNTS:
+        value = text.get(key)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+            raise UserError(f"{said}: config.json has {key} = {value!r}, which is no whole number. {REMEDY}.")
     return model
 
 

@@ -1,14 +1,18 @@
 """Whether a reward function can be used: called once for each row, as verl would, before a run is started for it.
 
-Also a program, so that the user's own file runs in a process of its own: reads the pickled arguments of problem_of, and
-ends its output with a line that says what is wrong, empty where all is well:  python -m recipes.try_reward < arguments
+Also a program, so that the user's own file runs in a process of its own: reads the pickled arguments of problem_of from one
+file, and writes its answer to another as JSON:  python -m recipes.try_reward ARGUMENTS ANSWER
+
+Whatever else the user's file does, print or exit, is no answer.
 """
 
 import asyncio
 import importlib
 import importlib.util
 import inspect
+import json
 import math
+import os
 import pickle
 import sys
 from collections.abc import Callable
@@ -73,6 +77,13 @@ def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {(str(error) or 'no word').splitlines()[0]}"
 
 
+def main(arguments: Path, answer: Path):
+    part = answer.with_suffix(".part")
+    part.write_text(json.dumps(problem_of(*pickle.loads(arguments.read_bytes()))), encoding="utf-8")
+    os.replace(part, answer)  # there, it is whole
+
+
 if __name__ == "__main__":
-    found = problem_of(*pickle.load(sys.stdin.buffer))
-    print(f"\n{found or ''}")  # the last line, as functions may print too
+    files = [Path(name) for name in sys.argv[1:]]
+    del sys.argv[1:]  # the user's file may look at them
+    main(*files)

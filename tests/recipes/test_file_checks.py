@@ -122,8 +122,6 @@ def test_reward_functions_and_models_are_looked_for(files, tmp_path):
     check_files(files("reward=function", function))
     (tmp_path / "mine.py").write_text("print('hello')\ndef compute_score(**_):\n    print('calculating')\n    return 'good'\n")
     assert f"{function}: compute_score returns 'good' at data_source = 'arithmetic/chain'" in complaint(files("reward=function", function))
-    (tmp_path / "mine.py").write_text("import os\ndef compute_score(**_):\n    os._exit(3)\n")
-    assert f"{function}: its process ended with 3" in complaint(files("reward=function", function))
     assert "reward.reward_model.model_path=none: no such folder" in complaint(files("reward=model", "reward.reward_model.model_path=none"))
     check_files(files("reward=model", f"reward.reward_model.model_path={tmp_path / 'model'}"))
 
@@ -132,6 +130,28 @@ def test_a_reward_that_needs_a_package_that_is_not_there(files, monkeypatch):
     monkeypatch.setattr("recipes.file_checks.NEEDED", {"math": "no_such_package"})
     assert "reward.custom_reward_function.name=math: no_such_package is not installed" in complaint(files("reward=math"))
     check_files(files("reward=gsm8k"))
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("import os, sys\ndef compute_score(**_):\n    print('alas', file=sys.stderr, flush=True)\n    os._exit(3)", "its process ended with 3 before all was scored (alas)"),
+        ("import os\nprint('\\nnull', flush=True)\nos._exit(0)", "its process ended with 0 before all was scored (null)"),
+        ("import atexit\natexit.register(print, 'null')\ndef compute_score(**_): return 'good'", "compute_score returns 'good' at"),
+        ("import atexit, os\natexit.register(os._exit, 3)\ndef compute_score(**_): return 1", None),
+        ("import threading, time\nthreading.Thread(target=time.sleep, args=(50,)).start()\ndef compute_score(**_): return 1", None),
+        ("import subprocess\nsubprocess.Popen(['sleep', '50'])\ndef compute_score(**_): return 1", None),
+    ],
+    ids=["dies", "leaves", "prints at its end", "dies at its end", "has a thread", "has a process"],
+)
+def test_only_an_answer_is_an_answer(files, tmp_path, monkeypatch, body, said):
+    monkeypatch.setattr("recipes.file_checks.REWARD_SECONDS", 40)
+    (tmp_path / "mine.py").write_text(body)
+    config = files("reward=function", f"reward.custom_reward_function.path={tmp_path / 'mine.py'}")
+    if said:
+        assert f"mine.py: {said}" in complaint(config)
+    else:
+        check_files(config)
 
 
 def test_a_reward_that_takes_for_ever(files, tmp_path, monkeypatch):
