@@ -21,7 +21,7 @@ from recipes.errors import UserError
 from recipes.evaluation import models, report
 from recipes.evaluation.benchmarks import Benchmark, load
 from recipes.evaluation.checks import check
-from recipes.evaluation.grade import grade
+from recipes.evaluation.grade import check_source, grade
 from recipes.evaluation.models import Model
 from recipes.evaluation.retention import read as read_retention
 from recipes.evaluation.retention import retention
@@ -38,7 +38,7 @@ def evaluate(config: DictConfig, command: list[str], console: Console):
     theirs = read_folder(config.compare, "compare") if config.compare else {}
     if config.from_samples:
         folder = Path(config.from_samples)
-        held, changed = regrade(read_folder(folder, "from_samples"))
+        held, changed = regrade(read_folder(folder, "from_samples"), f"from_samples={folder}")
         say(console, f"graded {sum(len(samples.rows) for samples in held.values())} samples anew: {changed} verdicts differ from those kept with them")
         fits = read_retention(folder / "retention.json")
     else:
@@ -95,9 +95,11 @@ def header(benchmark: Benchmark, model: Model, config: DictConfig) -> dict:
     }
 
 
-def regrade(held: dict[str, Samples]) -> tuple[dict[str, Samples], int]:
-    """Grades all samples anew, in memory; how many verdicts are others than before."""
+def regrade(held: dict[str, Samples], said: str) -> tuple[dict[str, Samples], int]:
+    """Grades all samples anew, in memory; how many verdicts are others than before. Raises UserError where no rule grades one."""
     changed = 0
+    for source in {row["source"] for samples in held.values() for row in samples.rows.values()}:
+        check_source(source, said)
     for samples in held.values():
         for row in samples.rows.values():
             answer, correct = grade(row["source"], row["text"], row["truth"])

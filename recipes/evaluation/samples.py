@@ -13,13 +13,16 @@ The first line names the benchmark and model by their hashes, `n`, the seed and 
 import hashlib
 import json
 import os
+import re
+import reprlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from recipes.errors import UserError
 
-IN_HEADER = ("benchmark", "benchmark_sha256", "problems", "n", "seed", "model", "model_sha256", "sampling")
-IN_SAMPLE = ("problem", "k", "seed", "text", "finish", "tokens", "source", "truth", "answer", "correct")
+IN_HEADER = {"benchmark": str, "benchmark_sha256": str, "problems": int, "n": int, "seed": int, "model": str, "model_sha256": str, "sampling": dict}
+IN_SAMPLE = {"problem": str, "k": int, "seed": int, "text": str, "finish": str, "tokens": int, "source": str, "truth": str, "answer": str, "correct": bool}
+ROW = re.compile("0|[1-9][0-9]{0,8}")  # of a problem's name
 
 
 def sample_seed(seed: int, problem: str, k: int) -> int:
@@ -79,7 +82,10 @@ def read(file: Path) -> Samples | None:
     """
     if not file.is_file():
         return None
-    written = file.read_bytes()
+    try:
+        written = file.read_bytes()
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror}). Give yourself the right to, or remove it.") from error
     size = written.rfind(b"\n") + 1
     lines = written[:size].splitlines()
     if not lines:
@@ -88,8 +94,11 @@ def read(file: Path) -> Samples | None:
     for number, line in enumerate(lines[1:], start=2):
         sample = _parse(file, number, line, IN_SAMPLE)
         problem, k = sample["problem"], sample["k"]
-        if problem.rpartition("/")[0] != found.header["benchmark"] or sample["seed"] != sample_seed(found.header["seed"], problem, k):
+        benchmark, _, row = problem.rpartition("/")
+        if benchmark != found.header["benchmark"] or sample["seed"] != sample_seed(found.header["seed"], problem, k):
             raise UserError(f"{file}, line {number}: is a sample of another benchmark or seed than the first line says. Remove it, or the file.")
+        if not ROW.fullmatch(row) or int(row) >= found.header["problems"]:
+            raise UserError(f"{file}, line {number}: {problem} is none of the {found.header['problems']} problems of the first line. Remove it, or the file.")
         if (problem, k) in found.rows or not 0 <= k < found.header["n"]:
             raise UserError(f"{file}, line {number}: sample {k} of {problem} is there twice or beyond n = {found.header['n']}. Remove it, or the file.")
         found.rows[problem, k] = sample
@@ -125,12 +134,17 @@ def read_folder(folder: str | os.PathLike, key: str) -> dict[str, Samples]:
     return found
 
 
-def _parse(file: Path, number: int, line: bytes, keys: tuple[str, ...]) -> dict:
+def _parse(file: Path, number: int, line: bytes, kinds: dict[str, type]) -> dict:
     try:
         value = json.loads(line)
-        if not isinstance(value, dict) or not set(keys) <= value.keys():
-            raise ValueError("lacks " + ", ".join(key for key in keys if key not in value))
-    except (ValueError, TypeError) as error:
-        what = "header" if keys is IN_HEADER else "sample"
+        if not isinstance(value, dict) or not kinds.keys() <= value.keys():
+            raise ValueError("lacks " + ", ".join(key for key in kinds if key not in value))
+        for key, kind in kinds.items():
+            if type(value[key]) is not kind and not (key == "answer" and value[key] is None):
+                raise ValueError(f"{key} = {reprlib.repr(value[key])}, which must be of type {kind.__name__}")
+        if least := [key for key in ("problems", "n") if value.get(key, 1) < 1]:
+            raise ValueError(f"{least[0]} = {value[least[0]]}, which must be 1 or more")
+    except (ValueError, TypeError, RecursionError) as error:
+        what = "header" if kinds is IN_HEADER else "sample"
         raise UserError(f"{file}, line {number}: is no {what} ({error}). Remove the line, or the file.") from error
     return value

@@ -73,9 +73,10 @@ def test_no_p_value_is_zero():
     assert [report.p_value(p) for p in (1.0, 0.0312, 0.00005)] == ["1.0000", "0.0312", "< 0.0001"]
 
 
-def test_bad_samples_end_in_one_line(make_samples, configure, tmp_path):
+def test_bad_samples_end_in_one_line(make_samples, configure, edit, tmp_path):
     make_samples([[True, False]], "one")
-    for name, message in (("one", "has 1 problem"), ("none", "has no samples")):
+    edit(make_samples(RANDOM, "other"), 3, source="alpaca")
+    for name, message in (("one", "has 1 problem"), ("none", "has no samples"), ("other", "other: data_source = 'alpaca': no rule grades it")):
         with pytest.raises(UserError, match=message):
             evaluated(configure(f"from_samples={tmp_path}/{name}"))
 

@@ -79,6 +79,36 @@ def test_files_that_were_put_together_are_found_out(make_samples, edit):
     assert "line 1: is no header (lacks benchmark," in complaint(read, samples.file)
 
 
+@pytest.mark.parametrize(
+    ("number", "changes", "message"),
+    [
+        (1, {"problems": None}, "line 1: is no header (problems = None, which must be of type int)"),
+        (1, {"n": 2.0}, "line 1: is no header (n = 2.0, which"),
+        (1, {"problems": -1}, "line 1: is no header (problems = -1, which must be 1 or more)"),
+        (1, {"sampling": [1]}, "line 1: is no header (sampling = [1], which"),
+        (5, {"problem": 3}, "line 5: is no sample (problem = 3, which must be of type str)"),
+        (5, {"k": "1"}, "line 5: is no sample (k = '1', which"),
+        (5, {"text": None}, "line 5: is no sample (text = None, which"),
+        (5, {"tokens": float("nan")}, "line 5: is no sample (tokens = nan, which"),
+        (5, {"answer": 7}, "line 5: is no sample (answer = 7, which"),
+        (5, {"correct": 7}, "line 5: is no sample (correct = 7, which must be of type bool)"),
+        (7, {"problem": "arithmetic/3", "seed": sample_seed(0, "arithmetic/3", 1)}, "line 7: arithmetic/3 is none of the 3 problems"),
+        (7, {"problem": "arithmetic/-1", "seed": sample_seed(0, "arithmetic/-1", 1)}, "line 7: arithmetic/-1 is none of the 3 problems"),
+        (7, {"problem": "arithmetic/01", "seed": sample_seed(0, "arithmetic/01", 1)}, "line 7: arithmetic/01 is none of the 3 problems"),
+    ],
+)
+def test_values_of_another_kind_are_named(make_samples, edit, number, changes, message):
+    samples = make_samples(VERDICTS)
+    edit(samples, number, **changes)
+    assert f"{samples.file}, {message}" in complaint(read, samples.file)
+
+
+def test_lines_without_end_of_nesting_are_no_samples(make_samples):
+    samples = make_samples(VERDICTS)
+    samples.file.write_text(json.dumps(samples.header) + "\n" + "[" * 200_000 + "\n")
+    assert "line 2: is no sample (maximum recursion depth" in complaint(read, samples.file)
+
+
 def test_a_folder_without_samples_or_with_too_few_is_refused(make_samples, tmp_path):
     assert f"compare={tmp_path / 'none'}: has no samples" in complaint(read_folder, tmp_path / "none", "compare")
     samples = make_samples(VERDICTS)
