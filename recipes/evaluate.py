@@ -8,6 +8,7 @@ All keys are in configs/evaluate.yaml. Samples are kept as they come: killed and
 """
 
 import fcntl
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
-from recipes.errors import UserError
+from recipes.errors import UserError, writing
 from recipes.evaluation import models, report
 from recipes.evaluation.benchmarks import Benchmark, load
 from recipes.evaluation.checks import check
@@ -30,6 +31,9 @@ from recipes.evaluation.scores import differences, result
 from recipes.evaluation.serve import Interrupted
 from recipes.launcher import say
 from trustregion.presets import configs_folder
+
+PATHS = ("model", "compare", "from_samples", "name", "runs", "assets", "retention.base", "retention.text")
+PLAIN = re.compile(r"[A-Za-z0-9_./:@%+-]*")
 
 
 def evaluate(config: DictConfig, command: list[str], console: Console):
@@ -50,7 +54,8 @@ def evaluate(config: DictConfig, command: list[str], console: Console):
     settings |= {f"{name}: {key}": value for name, samples in held.items() for key, value in samples.header["sampling"].items() if value not in (None, {})}
     title = f"{settings['model']} on {', '.join(held)}"
     report.show(console, title, found, rows, fits)
-    report.write(folder, command, title, settings, found, rows, fits)
+    with writing(f"from_samples={folder}" if config.from_samples else f"runs={config.runs}"):
+        report.write(folder, command, title, settings, found, rows, fits)
     say(console, f"files: {folder}/\n       summary.md  results.csv  {'comparison.csv  ' if rows else ''}samples/")
 
 
@@ -123,9 +128,17 @@ def _main(config: DictConfig):
 
 
 def main():
-    # `model` is a group of configuration files; here any folder and name on the hub are choices too.
-    sys.argv = ["model.name=" + argument.removeprefix("model=") if argument.startswith("model=") else argument for argument in sys.argv]
+    sys.argv[1:] = map(for_hydra, sys.argv[1:])
     _main()
+
+
+def for_hydra(argument: str) -> str:
+    """`model` is a group of configuration files; here any folder and name on the hub are choices too. And Hydra's grammar
+    gives a meaning to = ( [ ' and more, which are in the names of a sweep's folders: quotes take it from them."""
+    key, equals, value = argument.partition("=")
+    if key in PATHS and not PLAIN.fullmatch(value) and value[0] not in "'\"":
+        value = "'" + value.replace("'", "\\'") + "'"
+    return ("model.name" if key == "model" else key) + equals + value
 
 
 if __name__ == "__main__":

@@ -28,7 +28,8 @@ class Fit:
     @property
     def perplexity(self) -> float:
         """A token. Comparable between models with the same tokenizer."""
-        return math.exp(self.nats / self.tokens)
+        each = self.nats / self.tokens
+        return math.inf if each > 709 else math.exp(each)  # a broken model's can be too large for a number
 
     @property
     def bits_per_byte(self) -> float:
@@ -49,7 +50,7 @@ def retention(model: Model, config: DictConfig, file: Path) -> dict[str, Fit]:
     except (OSError, ValueError) as error:
         raise UserError(f"retention.text={path}: not a readable text in UTF-8 ({error})") from error
     recipe = {"text_sha256": hashlib.sha256(text.encode()).hexdigest(), "model": model.sha256, "base": base.sha256}
-    kept = json.loads(file.read_text()) if file.is_file() else {}
+    kept = _kept(file)
     if kept.get("recipe") != recipe:
         fits = {name: asdict(fit(which, text, config.device)) for name, which in (("model", model), ("base", base))}
         kept = {"recipe": recipe, **fits}
@@ -59,8 +60,20 @@ def retention(model: Model, config: DictConfig, file: Path) -> dict[str, Fit]:
 
 def read(file: Path) -> dict[str, Fit]:
     """`model` and `base` as retention() kept them; empty when it did not."""
-    kept = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return {name: Fit(**kept[name]) for name in ("model", "base") if name in kept}
+    return {name: Fit(**kept[name]) for name in ("model", "base")} if (kept := _kept(file)) else {}
+
+
+def _kept(file: Path) -> dict:
+    if not file.exists():
+        return {}
+    try:
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        fits = [Fit(**kept[name]) for name in ("model", "base")]
+        if any(count <= 0 for fit in fits for count in (fit.nats, fit.tokens, fit.bytes)):
+            raise ValueError("counts must be above 0")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{file}: is damaged ({error}). Remove it; retention.base=... measures anew.") from error
+    return kept
 
 
 def fit(model: Model, text: str, device: str | None = None) -> Fit:

@@ -13,6 +13,7 @@ import yaml
 from safetensors.torch import save_file
 
 from recipes.errors import UserError
+from recipes.evaluate import for_hydra
 from recipes.evaluation import benchmarks, models
 from recipes.evaluation.checks import check
 from recipes.evaluation.grade import check_source, grade
@@ -41,6 +42,12 @@ def complaint(call, *arguments) -> str:
         ("device=tpu", "device = 'tpu'"),
         ("model.name=null", "model = None"),
         ("compare=3", "compare = 3"),
+        ("runs=null", "runs = None: must be a folder"),
+        ("retention.base=3", "retention.base = 3: must be text, or null"),
+        ("benchmarks=3", "benchmarks = 3: must be a name, or a list of names"),
+        ("benchmarks=[arithmetic,3]", "benchmarks = ['arithmetic', 3]: must be"),
+        ("engine=null", "engine = None: must be keys and values, engine.<key>=<value>"),
+        ("+sets.mine={file: x}", "sets.mine = {'file': 'x'}: must be {file: <a parquet file>, max_tokens: <a whole number>}"),
     ],
 )
 def test_values_are_checked(configure, override, message):
@@ -50,6 +57,16 @@ def test_values_are_checked(configure, override, message):
 
 def test_all_that_is_wrong_is_said_at_once(configure):
     assert complaint(check, configure("n=0", "top_p=2", "servers=x")).count("\n") == 2
+
+
+@pytest.mark.parametrize("name", ["tiny", "/a/method=grpo+seed=0", "a b", "it's", "<b>ü%(1)", "{a,[b]}"])
+def test_folders_may_have_any_name(configure, name):
+    assert (configure(for_hydra(f"model={name}")).model.name, configure(for_hydra(f"compare={name}")).compare) == (name, name)
+
+
+def test_what_is_no_folder_is_left_to_hydra():
+    for argument in ("n=[1", "compare=null", "compare='a=b'", "--help", "model.name=a=b"):
+        assert for_hydra(argument) == argument
 
 
 # ---- benchmarks ------------------------------------------------------------------------------------------------------

@@ -130,3 +130,23 @@ def test_perplexity_and_bits():
 
 def test_the_text_is_there():
     assert len(TEXT.read_text().split()) > 600
+
+
+@pytest.mark.parametrize("name", ["results.csv", "comparison.csv", "summary.md"])
+def test_what_cannot_be_written_is_named(make_samples, configure, tmp_path, name):
+    make_samples(RANDOM, "a")
+    (tmp_path / "a" / name).mkdir()
+    with pytest.raises(UserError, match=f"from_samples={tmp_path}/a: cannot write {tmp_path}/a/{name} .Is a directory"):
+        evaluated(configure(f"from_samples={tmp_path}/a"))
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"model": {"model": "a"}}', '{"base": 1, "model": {"model": "a", "nats": 1.0, "tokens": 1, "bytes": 1}}'])
+def test_a_damaged_retention_is_named(make_samples, configure, tmp_path, text):
+    make_samples(RANDOM, "a")
+    (tmp_path / "a" / "retention.json").write_text(text)
+    with pytest.raises(UserError, match="retention.json: is damaged .* Remove it"):
+        evaluated(configure(f"from_samples={tmp_path}/a"))
+
+
+def test_the_perplexity_of_a_broken_model_is_infinite():
+    assert Fit("a", 1e6, 10, 10).perplexity == math.inf and Fit("a", 0.0, 10, 10).perplexity == 1
