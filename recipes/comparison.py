@@ -3,24 +3,28 @@
 import base64
 import json
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from recipes import page, token_page
-from recipes.errors import UserError
-from recipes.page import escape, table
+from recipes.errors import UserError, writing
+from recipes.page import escape, printable, table
 from recipes.plots import style
-from recipes.report import DIFFERENCE, MEMORY, PARTS_OF_A_STEP, number
-from recipes.run_files import Metrics, read_config, read_metrics, read_samples, steps_done, what_ran
+from recipes.report import DIFFERENCE, MEMORY, PARTS_OF_A_STEP, not_finite, number
+from recipes.run_files import Metrics, read_config, read_metrics, read_samples, steps_done, value_at, what_ran
 from recipes.series import fluctuation, smooth, smoothing_window, variance
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555", "#000000")  # Okabe and Ito's
 BUCKETS = ("0-0.01", "0.01-0.2", "0.2-0.5", "0.5-0.8", "0.8-1")
+LINES = ("-", "--", ":")  # of as many runs as there are colours, and of those beyond
+DRAWN = 1e100  # what is beyond is drawn here: matplotlib computes with squares
 LAST = 5  # steps averaged at the end
 SHOWN = 3  # prompts whose completions are shown
 
@@ -48,7 +52,24 @@ class Panel:
 
     def series(self, run: Run) -> dict[int, float]:
         found = {step: value * self.factor for step, value in run.metrics.get(*self.keys).items()}
-        return self.derive(found) if self.derive else found
+        with np.errstate(all="ignore"):  # squares of what is huge
+            found = self.derive(found) if self.derive else found
+        return {step: value for step, value in found.items() if abs(value) < 1e300}
+
+    def last(self, run: Run) -> str:
+        """Mean over the last steps, those without a value left out; of validation, which few steps have, the last value."""
+        steps, series = run.metrics.steps[-LAST:], self.series(run)
+        values = [*series.values()][-1:] if self.is_validation else [series[step] for step in steps if step in series]
+        return number(fmean(values)) if values else "-"
+
+    def is_worth_a_look(self, runs: list[Run]) -> bool:
+        """Whether it was logged, and is not 0 because it is of something else: other methods, a GPU that is not there."""
+        values = [value for run in runs for value in self.series(run).values()]
+        return any(values) or (bool(values) and self.section in ("Reward and validation", "Entropy"))
+
+    @property
+    def is_validation(self) -> bool:
+        return self.keys[0].startswith("val-core/")
 
 
 def later(series: dict[int, float]) -> dict[int, float]:
@@ -91,20 +112,26 @@ def panels(runs: list[Run]) -> list[Panel]:
 def compare(folders: list[Path], out: Path) -> Path:
     """Writes `out`/index.html and the pictures in it as PNG files. Returns the page.
 
-    Raises UserError when a folder is no run with a finished step.
+    Raises UserError when a folder is no run with a finished step, or given twice, and when `out` cannot be written.
     """
+    if twice := [folder for nth, folder in enumerate(folders) if folder.resolve() in [other.resolve() for other in folders[:nth]]]:
+        raise UserError(f"{twice[0]}: is given twice. Leave one out.")
     runs = [_read(folder, folders) for folder in folders]
-    out.mkdir(parents=True, exist_ok=True)
-    shown = [panel for panel in panels(runs) if any(any(panel.series(run).values()) for run in runs)]
+    with writing(f"--out {out}"):
+        out.mkdir(parents=True, exist_ok=True)
+    shown = [panel for panel in panels(runs) if panel.is_worth_a_look(runs)]
     said = [[run.label, what_ran(run.config), steps_done(run.metrics.steps, run.config)] for run in runs]
     title = f"{len(runs)} runs" if len(runs) > 1 else runs[0].label
     body = [f"<h1>{escape(title)}</h1>", table(["", "what", "steps"], said)]
     body += [f"<h2>Means over the last {LAST} steps</h2>", table(["", *(run.label for run in runs)], [
-        [f"{panel.section}: {panel.title}", *(_last(panel.series(run)) for run in runs)] for panel in shown
+        [f"{panel.section}: {panel.title}{', the last' * panel.is_validation}", *map(panel.last, runs)] for panel in shown
     ])]  # fmt: skip
+    keys = {key for panel in panels(runs) for key in panel.keys}
+    body += [f"<p class=faint>{escape(run.label)}: not a finite number: {escape(text)}</p>" for run in runs for _, text in not_finite(run.metrics, keys)]
     for section in dict.fromkeys(panel.section for panel in shown):
         picture = out / ("".join(c if c.isalnum() else "_" for c in section.lower()).strip("_") + ".png")
-        _draw(picture, [panel for panel in shown if panel.section == section], runs)
+        with writing(f"--out {out}"):
+            _draw(picture, [panel for panel in shown if panel.section == section], runs)
         data = base64.b64encode(picture.read_bytes()).decode()
         body.append(f'<h2>{escape(section)}</h2><img alt="{escape(section)}" src="data:image/png;base64,{data}">')
     if len(runs) > 1:
@@ -112,7 +139,8 @@ def compare(folders: list[Path], out: Path) -> Path:
     body += ["<h2>Completions of the last step</h2>", *_completions(runs)]
     body += token_page.token_sections({run.label: run.folder for run in runs})
     path = out / "index.html"
-    path.write_text(page.document(title, page.CSS + token_page.CSS, body), encoding="utf-8")
+    with writing(f"--out {out}"):
+        path.write_text(page.document(title, page.CSS + token_page.CSS, body), encoding="utf-8")
     return path
 
 
@@ -121,19 +149,28 @@ def config_differences(runs: list[Run]) -> list[list[str]]:
     flat = [_flatten(run.config) for run in runs]
     rows = []
     for key in sorted(set().union(*flat)):
-        values = [json.dumps(one[key]) if key in one else "-" for one in flat]
-        own = all(run.folder.name in value for run, value in zip(runs, values, strict=True))
+        values = [json.dumps(one[key], default=str) if key in one else "-" for one in flat]
+        own = all(_is_own(run, key, value) for run, value in zip(runs, values, strict=True))
         if len(set(values)) > 1 and not own and not key.startswith("actor_rollout_ref.actor.policy_loss.method"):
             rows.append([key, *values])
     return rows
 
 
+def _is_own(run: Run, key: str, value: str) -> bool:
+    """Whether it is the run's name, or a path in its folder, which may be relative in one place and absolute in another."""
+    place = "/".join(Path(str(value_at(run.config, "run_dir"))).parts[-2:])
+    return key.rpartition(".")[2] in ("name", "experiment_name") or place in value
+
+
 def _read(folder: Path, folders: list[Path]) -> Run:
-    metrics = read_metrics(folder / "metrics.jsonl")
+    try:
+        metrics = read_metrics(folder / "metrics.jsonl")
+    except OSError as error:
+        raise UserError(f"{folder}: metrics.jsonl cannot be read ({error.strerror}). Give yourself the right to.") from error
     if not metrics.steps:
         raise UserError(f"{folder}: no finished training step in metrics.jsonl (looked for {folder.absolute()}). Give the folder of a run.")
-    names = [other.name for other in folders]
-    return Run(folder, folder.name if names.count(folder.name) == 1 else str(folder), metrics, read_config(folder / "config.yaml"))
+    name, *names = (Path(os.path.abspath(one)).name for one in (folder, *folders))  # "." has none of its own
+    return Run(folder, printable(name if names.count(name) == 1 else str(folder)), metrics, read_config(folder / "config.yaml"))
 
 
 def _draw(path: Path, chosen: list[Panel], runs: list[Run]):
@@ -145,29 +182,29 @@ def _draw(path: Path, chosen: list[Panel], runs: list[Run]):
         axes = figure.add_subplot(rows, columns, index + 1)
         for nth, run in enumerate(runs):
             series = panel.series(run)
-            steps, values = [*series], [*series.values()]
-            window, colour = smoothing_window(len(values)), COLOURS[nth % len(COLOURS)]
+            steps, values = [*series], np.clip([*series.values()], -DRAWN, DRAWN)
+            window, look = smoothing_window(len(values)), _look(nth)
             smoothed = window > 1 and panel.derive not in (fluctuation, variance)
             if smoothed:
-                axes.scatter(steps, values, s=6, color=colour, alpha=0.25, linewidths=0)
-            axes.plot(steps, smooth(values, window) if smoothed else values, color=colour, linewidth=1.6, marker="o" if len(values) < 3 else None)
-        values = [value for run in runs for value in panel.series(run).values()]
-        if panel.log and min(values) > 0:
+                axes.scatter(steps, values, s=6, color=look["color"], alpha=0.25, linewidths=0)
+            axes.plot(steps, smooth(values, window) if smoothed else values, **look, linewidth=1.6, marker="o" if len(values) < 3 else None)
+        values = [min(value, DRAWN) for run in runs for value in panel.series(run).values()]
+        if panel.log and min(values) > 1e-300:
             axes.set_yscale("log")
             axes.minorticks_off()
             axes.set_ylim(10.0 ** math.floor(math.log10(min(values))), 10.0 ** (math.floor(math.log10(max(values))) + 1))
         style(axes)
-        axes.set_title(panel.title, loc="left", fontsize=10, parse_math=False)
-    handles = [figure.axes[0].plot([], [], color=COLOURS[nth % len(COLOURS)])[0] for nth, _ in enumerate(runs)]
+        axes.set_title(printable(panel.title), loc="left", fontsize=10, parse_math=False)
+    handles = [figure.axes[0].plot([], [], **_look(nth))[0] for nth, _ in enumerate(runs)]
     legend = figure.legend(handles, [run.label for run in runs], loc="outside upper left", ncols=3, frameon=False, fontsize=8.5)
     for text in legend.get_texts():
         text.set_parse_math(False)
     figure.savefig(path, dpi=110)
 
 
-def _last(series: dict[int, float]) -> str:
-    values = [*series.values()][-LAST:]
-    return number(fmean(values)) if values else "-"
+def _look(nth: int) -> dict[str, str]:
+    """Of the n-th run's line."""
+    return {"color": COLOURS[nth % len(COLOURS)], "linestyle": LINES[nth // len(COLOURS) % len(LINES)]}
 
 
 def _flatten(config: dict, prefix: str = "") -> dict:
@@ -199,7 +236,7 @@ def _completion(name: str, row: dict) -> str:
 
 def _last_samples(run: Run) -> dict[str, dict]:
     """By prompt; the first of each."""
-    files = sorted((file for file in (run.folder / "samples").glob("*.jsonl") if file.stem.isdigit()), key=lambda file: int(file.stem))
+    files = sorted((file for file in (run.folder / "samples").glob("*.jsonl") if file.stem.isdecimal()), key=lambda file: int(file.stem))
     found = {}
     for row in read_samples(files[-1]).values() if files else []:
         found.setdefault(str(row["input"]), row)

@@ -1,6 +1,7 @@
 """Pieces of a page that needs nothing else: no links, no scripts, everything in it escaped."""
 
 import html
+import unicodedata
 
 CSS = """body{font:15px/1.5 system-ui,sans-serif;max-width:1200px;margin:2em auto;padding:0 1em;color:#222}img{max-width:100%}
 h2{margin:2em 0 .5em;border-bottom:2px solid #eee}h3{margin:1.5em 0 .3em}h4{margin:1em 0 .3em}
@@ -15,7 +16,13 @@ class Html(str):
 
 
 def escape(text: object) -> Html:
-    return text if isinstance(text, Html) else Html(html.escape(str(text)))
+    return text if isinstance(text, Html) else Html(html.escape(printable(str(text))))
+
+
+def printable(text: str) -> str:
+    """With controls, which could reorder or hide text, and halves of characters, which cannot be written, as escapes; but for
+    white space and the joiners of letters."""
+    return "".join(c if c.isprintable() or c in "\n\t\u200c\u200d" or unicodedata.category(c) == "Zs" else repr(c)[1:-1] for c in text)
 
 
 def table(header: list[str], rows: list[list[str]], caption: str = "") -> Html:

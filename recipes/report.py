@@ -162,10 +162,15 @@ def facts(metrics: Metrics) -> list[tuple[str, str]]:
     for name, keys in MEMORY:
         if peak := max(metrics.get(*keys).values(), default=0):  # verl logs 0 for a device that is not there
             found.append((name, f"{peak:.1f} GiB, read once a step"))
-    shown = {"critic/rewards/mean", "actor/entropy", "trust/clip_fraction", *(key for _, key, _ in ENDS)}
-    for key in sorted(shown & metrics.not_finite.keys()):
+    return [*found, *not_finite(metrics, {key for _, key, _ in ENDS})]
+
+
+def not_finite(metrics: Metrics, keys: set[str]) -> list[tuple[str, str]]:
+    """What has no value in some steps, of `keys` and of what the columns are made of."""
+    found = []
+    for key in sorted({"critic/rewards/mean", "actor/entropy", "trust/clip_fraction", *keys} & metrics.not_finite.keys()):
         at = metrics.not_finite[key]
-        where = f"{len(at)} of {len(steps)} steps, first in step {at[0]}"
+        where = f"{len(at)} of {len(metrics.steps)} steps, first in step {at[0]}"
         found.append(("not a finite number", f"{key} in {where}; left out"))
     return found
 

@@ -39,11 +39,11 @@ class Metrics:
 
 def read_metrics(path: Path) -> Metrics:
     steps, series, not_finite = set(), defaultdict(dict), defaultdict(set)
-    for line in path.read_bytes().split(b"\n") if path.exists() else []:
+    for line in path.read_bytes().split(b"\n") if path.is_file() else []:
         try:
             row = json.loads(line)
             step, data = int(row["step"]), row["data"].items()
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             continue  # cut in half by a kill, or empty
         numbers = {}
         for key, value in data:
@@ -66,11 +66,11 @@ def read_metrics(path: Path) -> Metrics:
 def read_samples(path: Path) -> dict[str, dict]:
     """A step's responses by their `uid`, or by their line where they have none: `input`, `output` and `score` of each."""
     found = {}
-    for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else []):
+    for number, line in enumerate(path.read_bytes().splitlines() if path.is_file() else []):
         try:
             row = json.loads(line)
             found[str(row.get("uid", number))] = {key: row[key] for key in ("input", "output", "score")}
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue  # cut in half by a kill
     return found
 
@@ -88,7 +88,7 @@ def read_config(path: Path) -> dict:
     """As it was written: YAML's own rules would read 1e-06 as text. {} where it cannot be read."""
     try:
         config = OmegaConf.load(path)
-    except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException):
+    except (OSError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException):
         return {}
     return OmegaConf.to_container(config) if isinstance(config, DictConfig) else {}
 
@@ -102,7 +102,7 @@ def value_at(config: dict, dotted: str):
 
 def what_ran(config: dict) -> str:
     """"band_kl on tiny, seed 0", as far as it is known."""
-    text = value_at(config, "chosen.method") or "training"
+    text = str(value_at(config, "chosen.method") or "training")
     if model := value_at(config, "chosen.model"):
         text += f" on {model}"
     if (seed := value_at(config, "seed")) is not None:

@@ -82,11 +82,11 @@ def _response(folder: Path, rows: list[dict]) -> str:
     sample = read_samples(folder / "samples" / f"{first['step']}.jsonl").get(first["sequence"])
     about = f"step {first['step']}, update {first['update']}, {first['sequence']}: {blocked} of {len(rows)} tokens blocked"
     about += f", reward {sample['score']}" if sample else ""
-    prompt = f"<pre class=faint>{escape(printable(str(sample['input'])))}</pre>" if sample else ""
+    prompt = f"<pre class=faint>{escape(sample['input'])}</pre>" if sample else ""
     parts, kept = [], []
     for row in rows:
         if row["active"]:
-            kept.append(printable(row["token"]))
+            kept.append(row["token"])
         else:
             parts += [_cut(kept, after=bool(parts), before=True), _mark(row)]
             kept = []
@@ -105,18 +105,13 @@ def _cut(kept: list[str], after: bool, before: bool) -> str:
 
 
 def _mark(row: dict) -> str:
-    p_old, p = math.exp(row["log_prob_old"]), math.exp(row["log_prob"])
+    p_old, p = (math.exp(min(row[name], 0.0)) for name in ("log_prob_old", "log_prob"))
     facts = [f"p_old {number(p_old)}", f"p {number(p)}", f"advantage {number(row['advantage'], '+')}"]
-    if row["entropy"] is not None:
+    if None not in (row["entropy"], row["entropy_old"]):
         facts.append(f"entropy {number(row['entropy_old'])} to {number(row['entropy'])}")
     if row["divergence"] is not None:
         facts.append(f"divergence {number(row['divergence'])}")
     causes = row["cause"].split("+")
     facts.append("blocked by " + " and ".join(SAID.get(cause, cause) for cause in causes))
-    text = printable(row["token"]).replace("\n", "↵\n") or "∅"  # else nothing would be seen
+    text = row["token"].replace("\n", "↵\n") or "∅"  # else nothing would be seen
     return f'<mark class="{escape(" ".join(causes))}" title="{escape(chr(10).join(facts))}">{escape(text)}</mark>'
-
-
-def printable(text: str) -> str:
-    """With controls, which could reorder or hide text, as escapes; but for white space and the joiners of letters."""
-    return "".join(c if c.isprintable() or c in "\n\t\u200c\u200d" else repr(c)[1:-1] for c in text)

@@ -12,6 +12,13 @@ import pyarrow.parquet as pq
 
 from recipes.run_files import token_files
 
+SCHEMA = pa.schema({  # of trustregion.verl_plugin.token_records, which needs torch
+    "step": pa.int32(), "update": pa.int32(), "sequence": pa.string(), "position": pa.int32(), "token_id": pa.int32(),
+    "token": pa.string(), "log_prob_old": pa.float32(), "log_prob": pa.float32(), "advantage": pa.float32(),
+    "entropy_old": pa.float32(), "entropy": pa.float32(), "divergence": pa.float32(), "active": pa.bool_(),
+    "cause": pa.string(),
+})  # fmt: skip
+CAN_BE_NULL = ("entropy_old", "entropy", "divergence")
 CAUSES = ("region", "entropy", "dual_clip")
 
 
@@ -72,7 +79,7 @@ class Records:
         Each is of one update, and no two answer the same prompt.
         """
         for paths in reversed(self.files.values()):
-            rows = pa.concat_tables(map(pq.read_table, paths))
+            rows = pa.concat_tables(map(_read, paths))
             blocked = {}
             for row in rows.select(["sequence", "update", "cause"]).to_pylist():
                 if cause in row["cause"].split("+"):
@@ -92,8 +99,8 @@ def read_records(run_dir: Path) -> Records | None:
     for step, paths in files.items():
         for path in paths:
             try:
-                rows = pq.read_table(path, columns=["update", "sequence", "token", "cause", "log_prob_old"])
-            except (OSError, pa.ArrowException):
+                rows = _read(path)
+            except (OSError, KeyError, pa.ArrowException):
                 found.damaged.append(path)
                 continue
             found.files.setdefault(step, []).append(path)
@@ -104,6 +111,14 @@ def read_records(run_dir: Path) -> Records | None:
                 n, total = found.sums.get((row["token"], row["cause"]), (0, 0.0))
                 found.sums[row["token"], row["cause"]] = n + row["p_old_count"], total + row["p_old_sum"]
     return found if files else None
+
+
+def _read(path: Path) -> pa.Table:
+    """Raises OSError, KeyError or ArrowException where it is not what the recorder writes."""
+    rows = pq.read_table(path).select(SCHEMA.names).cast(SCHEMA)
+    if any(rows[name].null_count for name in SCHEMA.names if name not in CAN_BE_NULL):
+        raise pa.ArrowInvalid("has rows without a value")
+    return rows
 
 
 def _of_response(rows: pa.Table, sequence: str, update: int) -> list[dict]:

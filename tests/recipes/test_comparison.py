@@ -2,13 +2,16 @@
 
 import json
 import math
+import os
 import re
+from pathlib import Path
 
 import pytest
 import yaml
 
-from recipes.comparison import Run, compare, config_differences, later
+from recipes.comparison import Run, _look, compare, config_differences, later
 from recipes.errors import UserError
+from recipes.page import escape
 from recipes.report import main
 from recipes.series import fluctuation, variance
 
@@ -64,9 +67,12 @@ def test_the_page_needs_nothing_else(run, tmp_path, capsys):
 
 
 def test_what_differs_between_configurations_is_listed(run, tmp_path):
-    folders = [run("a", [1.0], {"x": {"lr": 1, "same": 3}}), run("b", [1.0], {"x": {"lr": 2, "same": 3, "more": [1]}})]
+    """Also what holds the folder's name by chance: here 1 and 2."""
+    config = {"name": "1", "x": {"lr": 1, "same": 3, "method": "m1", "files": str(tmp_path / "1" / "samples")}}
+    other = {"name": "2", "x": {"lr": 2, "same": 3, "method": "m2", "files": str(tmp_path / "2" / "samples"), "more": [b"1"]}}
+    folders = [run("1", [1.0], config), run("2", [1.0], other)]
     runs = [Run(folder, folder.name, None, yaml.safe_load((folder / "config.yaml").read_text())) for folder in folders]
-    assert config_differences(runs) == [["x.lr", "1", "2"], ["x.more", "-", "[1]"]]  # not run_dir
+    assert config_differences(runs) == [["x.lr", "1", "2"], ["x.method", '"m1"', '"m2"'], ["x.more", "-", '["b\'1\'"]']]  # not run_dir
 
 
 def test_runs_of_one_step_and_of_the_same_name(run, tmp_path):
@@ -80,3 +86,75 @@ def test_what_is_no_run_is_said(run, tmp_path, capsys):
         compare([run("a", [1.0]), tmp_path / "none"], tmp_path / "page")
     assert main([str(tmp_path / "none")]) == 2 and "error: " in capsys.readouterr().err
     assert not (tmp_path / "page").exists()
+
+
+def test_the_last_steps_are_those_of_the_run(run, tmp_path):
+    """The entropy is lost after step 12: there is no mean of the last five, and the page says so."""
+    folder = run("a", [1.0] * 12 + [math.nan] * 8)
+    with open(folder / "metrics.jsonl", "a") as file:
+        for step, value in ((0, 0.25), (10, 0.75)):
+            file.write(json.dumps({"step": step, "data": {"val-core/x": value}}) + "\n")
+    text = compare([folder], tmp_path / "page").read_text()
+    assert "Entropy: entropy, nats a token</td><td>-</td>" in text and "validation: x, the last</td><td>0.750</td>" in text
+    assert "a: not a finite number: actor/entropy in 8 of 20 steps, first in step 13; left out" in text
+
+
+def test_rewards_of_0_are_shown(run, tmp_path):
+    folder = run("a", [0.0] * 3)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": n, "data": {"critic/rewards/mean": 0.0, "val-core/x": 0}}) + "\n" for n in (1, 2)))
+    text = compare([folder], tmp_path / "page").read_text()
+    assert "validation: reward</td><td>0</td>" in text and "validation: x, the last</td><td>0</td>" in text
+
+
+def test_ten_runs_have_ten_lines():
+    assert len({tuple(_look(nth).items()) for nth in range(10)}) == 10
+
+
+@pytest.mark.parametrize("value", [1e299, -1e299, 1e-320, "a", True])
+def test_numbers_of_any_size_are_drawn(run, tmp_path, value):
+    folder = run("a", [1.0, 2.0] * 8)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for row in rows[::2]:
+        row["data"] |= dict.fromkeys(("critic/rewards/mean", "actor/grad_norm", "trust/divergence_p99", "val-core/\ud800"), value)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert compare([folder], tmp_path / "page").is_file()
+
+
+@pytest.mark.parametrize("output", ["a\ud800b", "\x00\x1b[31m\u202egnorw", "</pre><script>alert(1)</script>", None])
+def test_completions_are_shown_as_text(run, tmp_path, output):
+    folder = run("a", [1.0])
+    (folder / "samples" / "11.jsonl").write_text(json.dumps({"input": "p", "output": output, "score": 1.0}) + "\n" + "[" * 100_000 + "\n")
+    (folder / "samples" / "12\u00b2.jsonl").touch()
+    text = compare([folder], tmp_path / "page").read_text(encoding="utf-8")
+    shown = {None: "None", "a\ud800b": "a\\ud800b"}.get(output) or ("\\x00\\x1b[31m\\u202egnorw" if "gnorw" in output else "&lt;script&gt;")
+    assert shown in text and "<script" not in text
+
+
+@pytest.mark.parametrize("config", ["chosen: {method: [1]}", 'chosen: {method: "\\ud800"}', "[" * 3000, "3", "x: !!binary aGk="])
+def test_any_configuration_will_do(run, tmp_path, config):
+    folders = [run("a", [1.0]), run("b", [1.0])]
+    (folders[0] / "config.yaml").write_text(config)
+    assert compare(folders, tmp_path / "page").is_file()
+
+
+@pytest.mark.parametrize("name", ["a'b", "100%", "<b>", "$x_$", "_a", b"\xff"])
+def test_folders_of_any_name(run, tmp_path, monkeypatch, name):
+    folder = run("first", [1.0]).rename(tmp_path / os.fsdecode(name))
+    monkeypatch.chdir(folder)
+    text = compare([Path(".")], tmp_path / "page").read_text()
+    assert f"<h1>{escape(folder.name)}</h1>" in text
+
+
+def test_a_run_that_is_given_twice_is_refused(run, tmp_path):
+    folder = run("a", [1.0])
+    with pytest.raises(UserError, match=r"a/\.\./a: is given twice"):
+        compare([folder, folder / ".." / "a"], tmp_path / "page")
+
+
+@pytest.mark.parametrize("out", ["file", "file/below", "page"])
+def test_a_page_that_cannot_be_written(run, tmp_path, capsys, out):
+    folder = run("a", [1.0])
+    (tmp_path / "file").touch()
+    (tmp_path / "page" / "index.html").mkdir(parents=True)
+    assert main([str(folder), "--out", str(tmp_path / out)]) == 2
+    assert f"error: --out {tmp_path / out}: cannot write" in capsys.readouterr().err

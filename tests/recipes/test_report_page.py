@@ -18,9 +18,10 @@ import pytest
 import torch
 import yaml
 
+from recipes import token_records
 from recipes.report import main
 from recipes.token_page import AROUND, token_sections
-from recipes.token_records import TokenCount, read_records
+from recipes.token_records import CAN_BE_NULL, TokenCount, read_records
 from trustregion import PolicyLoss, TokenBatch
 from trustregion.verl_plugin.token_records import SCHEMA, TokenRecorder
 
@@ -135,6 +136,34 @@ def test_of_several_runs_those_without_records_are_named(tmp_path):
     text = "".join(token_sections({name: tmp_path / name for name in ("a", "b")}))
     assert "No token records of b: train with" in text and "No token was blocked." in text
     assert "Not readable, and left out: 3.parquet" in text
+
+
+@pytest.mark.parametrize("column", SCHEMA.names)
+@pytest.mark.parametrize("damage", ["missing", "null", "of another kind"])
+def test_files_of_another_kind_are_left_out(tmp_path, column, damage):
+    write_tokens(tmp_path, "1", ("a", "region", 0.5))
+    write_tokens(tmp_path, "2", ("b", "region", 0.5), ("c", "", 0.5))
+    file, nth = tmp_path / "tokens" / "2.parquet", SCHEMA.names.index(column)
+    rows = pq.read_table(file)
+    other = pa.nulls(2) if damage == "null" else pa.array([[1], [2]])
+    pq.write_table(rows.drop([column]) if damage == "missing" else rows.set_column(nth, column, other), file)
+    (tmp_path / "tokens" / "3.parquet").mkdir()
+    left_out = damage != "null" or column not in CAN_BE_NULL
+    found = read_records(tmp_path)
+    assert [path.name for path in found.damaged] == ["2.parquet", "3.parquet"][not left_out :]
+    assert [row["token"] for row in found.responses("region", 1)[0]] == (["a"] if left_out else ["b", "c"])
+    assert "blocked by region" in "".join(token_sections({"a": tmp_path}))
+
+
+def test_columns_are_the_recorders():
+    assert token_records.SCHEMA == SCHEMA
+
+
+def test_what_has_no_numbers_is_shown_without(tmp_path):
+    write_tokens(tmp_path, "1", ("a", "region", 0.5))
+    rows = pq.read_table(tmp_path / "tokens" / "1.parquet").to_pylist()
+    pq.write_table(pa.Table.from_pylist([{**rows[0], "entropy": 1.0, "log_prob": 1e30, "advantage": float("nan")}], SCHEMA), tmp_path / "tokens" / "1.parquet")
+    assert 'title="p_old 0.500\np 1.000\nadvantage +nan\nblocked by region"' in "".join(token_sections({"a": tmp_path}))
 
 
 def test_a_response_is_shown_with_its_prompt_and_long_stretches_are_cut(tmp_path):
