@@ -43,7 +43,9 @@ class JobRecord:
         """status, varied (key -> value), config, error, command; those that are known, {} for a job that never was."""
         try:
             found = json.loads(self.path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
+            return {}
+        if not isinstance(found, dict):
             return {}
         if not isinstance(found, dict) or any(not isinstance(found[key], kind) for key, kind in KINDS.items() if key in found):
             return {}  # not as it was written here

@@ -17,7 +17,7 @@ from pathlib import Path
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from recipes.errors import UserError
+from recipes.errors import UserError, writing
 from recipes.results import paper, study
 from recipes.results.jobs import STUDY, Job, read_jobs, write_jobs
 from recipes.results.layout import write_tables
@@ -62,8 +62,10 @@ def _paper(options: Options) -> Path:
     tables, sources, rows = paper.tabulate(name, runs, published)
     lead = [f"Made by `python -m recipes.tables experiment={name}`."]
     cited = "\n".join(["Sources:", "", *(f"{number}. {source}" for number, source in enumerate(sources, start=1))])
-    write_tables(out, PAPERS[name].title, lead, tables, [paper.NOTES, cited, *_left_out(left_out), *_missing(commands)], rows)
-    _draw(options, out, jobs_of(runs), with_bounds=name == "bandpo")
+    jobs = jobs_of(runs) if options.figures else []
+    with writing(f"out={out}"):
+        write_tables(out, PAPERS[name].title, lead, tables, [paper.NOTES, cited, *_left_out(left_out), *_missing(commands)], rows)
+        _draw(options, out, jobs, with_bounds=name == "bandpo")
     found = sum(row["value"] is not None for row in rows)
     print(f"{name}: {found} numbers of ours, {sum(row['published'] is not None for row in rows)} published, of {len(rows)} in the table")
     _say(left_out, commands)
@@ -75,19 +77,22 @@ def _study(options: Options) -> Path:
     name = options.experiment
     command = ["python", "-m", "recipes.train", f"sweep={name}"]
     folder = Path(options.runs) if options.runs else _sweep_folder(name, command, options.run)
-    kept = (folder / STUDY).is_file()
+    kept = (folder / STUDY).is_file() and not (folder / "jobs").is_dir()  # the runs know more than a table written among them
     if not kept and options.run:
         _run([[*command, f"runs={folder.parent}", f"name={folder.name}"]])
     if kept:
         (about, jobs), left_out, out = read_jobs(folder), [], Path(options.out or folder)
         if about.get("study") != name:
             raise UserError(f"runs={folder}: holds the study {about.get('study')!r}: give that as experiment=..., or another folder.")
+        if not isinstance(about.get("setting"), dict) or not isinstance(about.get("left_out"), list):
+            raise UserError(f"runs={folder}: {STUDY} is damaged: it lacks setting or left_out. Make it anew from the runs, with runs=<the sweep's folder>.")
         left_out = about["left_out"]
     elif (folder / "jobs").is_dir():
         out = Path(options.out or f"runs/tables/{name}")
         about, jobs, left_out = study.collect(name, folder)
         about["left_out"] = left_out
-        write_jobs(out, about, jobs)
+        with writing(f"out={out}"):
+            write_jobs(out, about, jobs)
         about, jobs = read_jobs(out)  # from what is kept, so that it can be made again from there
     else:
         raise UserError(
@@ -96,8 +101,9 @@ def _study(options: Options) -> Path:
     tables, rows = study.tabulate(jobs)
     setting = ", ".join(f"{key} {value}" for key, value in about["setting"].items())
     lead = [f"`{shlex.join(command)}`, then `python -m recipes.tables experiment={name}`. All jobs: {setting}."]
-    write_tables(out, name, lead, tables, [study.NOTES, *_left_out(left_out)], rows)
-    _draw(options, out, jobs, with_bounds=False)
+    with writing(f"out={out}"):
+        write_tables(out, name, lead, tables, [study.NOTES, *_left_out(left_out)], rows)
+        _draw(options, out, jobs, with_bounds=False)
     print(f"{name}: {len(jobs)} of {len(study.studies()[name])} jobs")
     _say(left_out, [command] if left_out else [])
     return out
@@ -157,7 +163,9 @@ def main(arguments: list[str]) -> int:
         if wrong := [argument for argument in arguments if "=" not in argument]:
             raise UserError(f"{wrong[0]}: must be key=value. Keys: {', '.join(Options.__annotations__)}")
         try:
-            options = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Options), OmegaConf.from_dotlist(arguments)))
+            # As it is written, not as YAML: folders may be called 007 or {x.
+            given = {key: None if value in ("", "null") else value for key, _, value in (argument.partition("=") for argument in arguments)}
+            options = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Options), given))
         except OmegaConfBaseException as error:
             raise UserError(f"{str(error).splitlines()[0]}. Keys: {', '.join(Options.__annotations__)}; experiment= is needed") from error
         print(f"files: {make(options)}/\n       table.md  table.tex  table.csv")

@@ -115,7 +115,7 @@ def read_records(run_dir: Path) -> Records | None:
 
 def _read(path: Path) -> pa.Table:
     """Raises OSError, KeyError or ArrowException where it is not what the recorder writes."""
-    rows = pq.read_table(path).select(SCHEMA.names).cast(SCHEMA)
+    rows = pq.read_table(path.absolute()).select(SCHEMA.names).cast(SCHEMA)
     if any(rows[name].null_count for name in SCHEMA.names if name not in CAN_BE_NULL):
         raise pa.ArrowInvalid("has rows without a value")
     return rows

@@ -9,6 +9,7 @@ A folder of them has, besides what is made from it,
 
 import csv
 import json
+import math
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -85,11 +86,11 @@ def _validation(folder: Path, step: int) -> tuple[tuple[int, ...], int]:
     if not file.is_file():
         return (), 0
     right = defaultdict(list)
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(file.read_bytes().splitlines(), start=1):  # str's would break at U+2028, which a text may have
         try:
             row = json.loads(line)
             right[str(row["input"])].append(float(row["score"]) == 1.0)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise UserError(f"{file}, line {number}: is no validation sample ({error!r}). Run the job again.") from error
     counts = {len(mine) for mine in right.values()}
     if len(counts) != 1:
@@ -104,12 +105,17 @@ def _tokens(folder: Path) -> pd.DataFrame:
         return pd.DataFrame()
     columns = ["step", "update", "sequence", "position", "log_prob_old", "log_prob", "advantage", "entropy_old", "entropy", "cause"]
     try:
-        rows = pd.concat([pd.read_parquet(file, columns=columns) for file in files])
-    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        found = _kept_columns(pd.concat([pd.read_parquet(file.absolute(), columns=columns) for file in files]))
+    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
         raise UserError(f"{folder}/tokens: {error}. Remove the damaged file, or run the job again.") from error
+    blocked = found.cause != ""
+    return pd.concat([_some(found[blocked]), _some(found[~blocked])], ignore_index=True)
+
+
+def _kept_columns(rows: pd.DataFrame) -> pd.DataFrame:
     rows = rows.sort_values(["step", "update", "sequence", "position"], kind="stable")
     old, new = (pd.to_numeric(rows[name], errors="coerce") for name in ("entropy_old", "entropy"))
-    found = pd.DataFrame({
+    return pd.DataFrame({
         "step": rows.step.astype("int32"),
         "log_prob_old": _four_digits(rows.log_prob_old),
         "log_prob": _four_digits(rows.log_prob),
@@ -117,8 +123,6 @@ def _tokens(folder: Path) -> pd.DataFrame:
         "sign": np.sign(rows.advantage).astype("int8"),
         "cause": rows.cause.fillna("").astype(str),
     })  # fmt: skip
-    blocked = found.cause != ""
-    return pd.concat([_some(found[blocked]), _some(found[~blocked])], ignore_index=True)
 
 
 def _four_digits(values: pd.Series) -> pd.Series:
@@ -139,8 +143,9 @@ def _some(rows: pd.DataFrame) -> pd.DataFrame:
 def write_jobs(out: Path, about: dict, jobs: list[Job]):
     """`about`: what the runs have in common, for `read_jobs` to return."""
     out.mkdir(parents=True, exist_ok=True)
-    for old in out.glob("*-seed*.csv"):
-        old.unlink()
+    if (out / STUDY).is_file():  # else they are somebody else's
+        for old in out.glob("*-seed*.csv"):
+            old.unlink()
     for job in jobs:
         steps = sorted({step for values in job.series.values() for step in values})
         with open(out / f"{job.name}.csv", "w", newline="", encoding="utf-8") as file:
@@ -153,7 +158,7 @@ def write_jobs(out: Path, about: dict, jobs: list[Job]):
     tokens = [job.tokens.assign(method=job.method, seed=job.seed) for job in jobs if len(job.tokens)]
     (out / TOKENS).unlink(missing_ok=True)
     if tokens:
-        pd.concat(tokens, ignore_index=True).to_parquet(out / TOKENS, compression="zstd", index=False)
+        pd.concat(tokens, ignore_index=True).to_parquet((out / TOKENS).absolute(), compression="zstd", index=False)
 
 
 def read_jobs(folder: Path) -> tuple[dict, list[Job]]:
@@ -161,22 +166,35 @@ def read_jobs(folder: Path) -> tuple[dict, list[Job]]:
     try:
         about = json.loads((folder / STUDY).read_text(encoding="utf-8"))
         known = about.pop("jobs")
-        tokens = pd.read_parquet(folder / TOKENS) if (folder / TOKENS).is_file() else pd.DataFrame({"method": [], "seed": []})
+        if not known:
+            raise ValueError(f"{STUDY} has no jobs")
+        tokens = pd.read_parquet((folder / TOKENS).absolute()) if (folder / TOKENS).is_file() else pd.DataFrame({"method": [], "seed": []})
         jobs = []
         for job in known:
             correct = tuple(map(int, job.pop("correct").split()))
             mine = tokens[(tokens.method == job["method"]) & (tokens.seed == job["seed"])].drop(columns=["method", "seed"])
-            series = _read_series(folder / f"{job['method']}-seed{job['seed']}.csv")
+            series = _read_series(folder / f"{job['method']}-seed{job['seed']}.csv", job["steps"])
+            if wrong := [key for key in ("seed", "steps", "samples") if type(job[key]) is not int or job[key] < 0]:
+                raise ValueError(f"{STUDY}: {wrong[0]} = {job[wrong[0]]!r}")
+            if max(correct, default=0) > job["samples"]:
+                raise ValueError(f"{STUDY}: more are right than there are samples = {job['samples']}")
             jobs.append(Job(**job, series=series, correct=correct, tokens=mine.reset_index(drop=True)))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException) as error:
+        if len({job.name for job in jobs}) < len(jobs):
+            raise ValueError(f"{STUDY} has a job twice")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, pa.ArrowException) as error:
         raise UserError(
             f"{folder}: its files are damaged or not all there ({error}). Make them anew from the runs, with runs=<the sweep's folder>."
         ) from error
     return about, jobs
 
 
-def _read_series(path: Path) -> dict[str, dict[int, float]]:
+def _read_series(path: Path, steps: int) -> dict[str, dict[int, float]]:
     with open(path, newline="", encoding="utf-8") as file:
         rows = [*csv.DictReader(file)]
+    if len(rows) != steps or any(None in row or None in row.values() for row in rows):
+        raise ValueError(f"{path.name} has not {steps} whole lines")
     keys = [key for key in (rows[0] if rows else ()) if key != "step"]
-    return {key: {int(row["step"]): float(row[key]) for row in rows if row[key]} for key in keys}
+    found = {key: {int(row["step"]): float(row[key]) for row in rows if row[key]} for key in keys}
+    if not all(math.isfinite(value) for values in found.values() for value in values.values()):
+        raise ValueError(f"{path.name} has values that are no finite numbers")
+    return found

@@ -1,6 +1,7 @@
 """Tables as Markdown, LaTeX and CSV. The same numbers give the same bytes."""
 
 import csv
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ def plus_minus(mean: float | None, half: float | None, sign: str = "") -> str:
         return "-"
     if not half:
         return number(mean, sign)
+    if not math.isfinite(half):
+        return f"{number(mean, sign)} ± {half}"
     first = f"{half:.1e}"
     decimals = max(0, 1 - int(first.partition("e")[2]))
     if decimals > 6:

@@ -61,7 +61,10 @@ def find_runs(name: str, folder: Path) -> tuple[list[Run], list[str]]:
         if not (file.parent / FINISHED).is_file():
             left_out.append(f"{file.parent}: has not finished; the command that started it, with trainer.resume_mode=auto, goes on")
             continue
-        run = Run(file.parent, arm, str(value_at(config, "chosen.model")), int(value_at(config, "seed") or 0), config, {})
+        seed = value_at(config, "seed") or 0
+        if type(seed) is not int:
+            raise UserError(f"{file}: seed = {seed!r}: must be a whole number. Correct it, or move the run elsewhere.")
+        run = Run(file.parent, arm, str(value_at(config, "chosen.model")), seed, config, {})
         if half := _half_done(run):
             left_out.append(half)
         runs.append(run if half else replace(run, samples=_evaluation(run)))

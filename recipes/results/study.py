@@ -1,5 +1,6 @@
 """A study: a sweep of methods x seeds that are equal in all else, as tables of means over seeds and differences to a baseline."""
 
+import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
@@ -50,11 +51,11 @@ def _mean(key: str, factor: float = 1.0) -> Callable[[Job], float | None]:
 
 
 def _end(key: str, last: bool = True) -> Callable[[Job], float | None]:
-    """Mean of the last steps, or of the first: those that recipes.report compares."""
+    """Mean of the last steps, or of the first: those that recipes.report compares. None where it was no number in any."""
 
     def of(job: Job) -> float | None:
-        values = [*job.get(key).values()]
-        return fmean(values[-_window(job) :] if last else values[: _window(job)]) if values else None
+        values = [value for step, value in job.get(key).items() if (step > job.steps - _window(job) if last else step <= _window(job))]
+        return fmean(values) if values else None
 
     return of
 
@@ -65,12 +66,12 @@ def _window(job: Job) -> int:
 
 def _gain(job: Job) -> float | None:
     last, first = _end("reward")(job), _end("reward", last=False)(job)
-    return None if last is None else last - first
+    return None if None in (last, first) else last - first
 
 
 def _kept(job: Job) -> float | None:
     last, first = _end("entropy")(job), _end("entropy", last=False)(job)
-    return 100 * last / first if first else None
+    return 100 * last / first if first and last is not None else None
 
 
 def _spread(key: str, of: Callable[[dict[int, float]], dict[int, float]]) -> Callable[[Job], float | None]:
@@ -135,7 +136,10 @@ def collect(name: str, sweep: Path) -> tuple[dict, list[Job], list[str]]:
         config = record.read().get("config")
         if config is None:
             continue  # waits, or was refused before it started
-        key = (value_at(config, "chosen.method"), value_at(config, "seed"))
+        key, method = (str(value_at(config, "chosen.method")), value_at(config, "seed")), value_at(config, "method")
+        if type(key[1]) is not int or not isinstance(method, dict):
+            both = f"seed = {reprlib.repr(key[1])} and method = {reprlib.repr(method)}"
+            raise UserError(f"{record.path}: its config has {both}: no job's. Remove the file, and run the job again.")
         if key in records:
             both = f"{records[key].name} and {record.name}"
             raise UserError(f"{sweep}: {both} are both {key[0]} with seed {key[1]}. Move one of them elsewhere.")

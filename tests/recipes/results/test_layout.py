@@ -18,6 +18,7 @@ from recipes.results.layout import Table, latex, markdown, plus_minus, write_csv
         (-0.5, 0.25, "+", "-0.50 ± 0.25"),
         (0.3, 1e-9, "", "0.300 ± 1.0e-09"),
         (0.3, 0.0, "", "0.300"),
+        (1e299, float("inf"), "", "1.0e+299 ± inf"),
         (0.3, None, "+", "+0.300"),
         (0.0, 0.0, "", "0"),
         (None, None, "", "-"),

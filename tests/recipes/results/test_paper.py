@@ -167,6 +167,13 @@ def test_seeds_of_an_arm_have_one_budget(make_arm, tmp_path, capsys):
     assert f"{other}: trainer.total_training_steps = 3, and" in said and "has 12: seeds of one arm must have one budget" in said
 
 
+def test_a_seed_is_a_number(make_arm, tmp_path):
+    file = make_arm("bandpo/grpo", 0) / "config.yaml"
+    file.write_text(file.read_text().replace("seed: 0", "seed: one"))
+    with pytest.raises(UserError, match="grpo-0/config.yaml: seed = 'one': must be a whole number"):
+        find_runs("bandpo", tmp_path / "runs" / "bandpo")
+
+
 def test_a_seed_is_there_once(make_arm, tmp_path):
     make_arm("bandpo/grpo", 0)
     make_arm("bandpo/grpo", 0, name="again")

@@ -5,6 +5,7 @@ import json
 import shutil
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from recipes.errors import UserError
@@ -128,6 +129,10 @@ def test_nothing_finished_is_said(make_study, tmp_path, capsys):
         ({"chosen__model": "smollm2_135m"}, "chosen.model differs between jobs"),
         ({"method__eps_low": 0.1}, "method.eps_low = 0.1, and the preset has 0.2: no job of this study"),
         ({"method__schedule": {"eps_low": {}}}, "method.schedule = "),
+        ({"seed": "1"}, "seed=1.json: its config has seed = '1' and method = {.*}: no job's"),
+        ({"seed": {}}, "its config has seed = {} and"),
+        ({"method": None}, "its config has seed = 1 and method = None: no job's"),
+        ({"chosen__method": ["grpo"]}, "method=grpo.seed=1: no job of sweep=tiny_study"),
         ({"seed": 7}, "method=grpo.seed=1: no job of sweep=tiny_study"),
         ({"seed": 0}, "method=grpo.seed=0 and method=grpo.seed=1 are both grpo with seed 0"),
     ],
@@ -145,12 +150,49 @@ def test_jobs_that_cannot_be_compared_are_refused(make_study, tmp_path, capsys, 
         ('{"input": "a", "score": 1.0}\n{"input": "a", "score": 0.0}\n{"input": "b", "score": 0.0}\n', "has 1 to 2 responses a prompt"),
         ('{"input": "a", "sco', "line 1: is no validation sample"),
         ("", "has 0 to 0 responses a prompt"),
+        ("\udcff", "line 1: is no validation sample .UnicodeDecodeError"),
+        ("[" * 100_000, "line 1: is no validation sample .RecursionError"),
     ],
 )
 def test_damaged_validation_is_refused(make_study, text, message):
     sweep = make_study(("grpo",), seeds=(0,))
-    (sweep / "method=grpo+seed=0" / "validation" / f"{STEPS}.jsonl").write_text(text)
+    (sweep / "method=grpo+seed=0" / "validation" / f"{STEPS}.jsonl").write_text(text, errors="surrogateescape")
     with pytest.raises(UserError, match=message):
+        study.collect("tiny_study", sweep)
+
+
+def test_responses_may_have_any_separator_of_lines(make_study):
+    sweep = make_study(("grpo",), seeds=(0,))
+    line = json.dumps({"input": "a", "output": "a\u2028b\x85c", "score": 1.0}, ensure_ascii=False)  # as verl writes it
+    (sweep / "method=grpo+seed=0" / "validation" / f"{STEPS}.jsonl").write_text(line + "\n", encoding="utf-8")
+    assert study.collect("tiny_study", sweep)[1][0].correct == (1,)
+
+
+def test_what_was_no_number_at_the_end_has_no_end(make_study, tmp_path):
+    sweep = make_study(("grpo",), seeds=(0,))
+    file = sweep / "method=grpo+seed=0" / "metrics.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines[STEPS // 2 :]:
+        line["data"]["actor/entropy"] = None
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert tables(sweep, tmp_path / "out") == 0
+    found = rows(tmp_path / "out")
+    assert ("grpo", "entropy_last") not in found and ("grpo", "entropy_kept") not in found and ("grpo", "reward_last") in found
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "[" * 100_000])
+def test_records_of_another_kind_are_none(make_study, text):
+    sweep = make_study(("grpo", "band_kl"), seeds=(0,))
+    (sweep / "jobs" / "method=grpo+seed=0.json").write_text(text)
+    assert [job.method for job in study.collect("tiny_study", sweep)[1]] == ["band_kl"]
+
+
+@pytest.mark.parametrize(("column", "value"), [("step", "x"), ("log_prob", "x"), ("advantage", None)])
+def test_token_records_of_another_kind_are_named(make_study, column, value):
+    sweep = make_study(("grpo",), seeds=(0,), tokens=True)
+    file = sweep / "method=grpo+seed=0" / "tokens" / "2.parquet"
+    pd.read_parquet(file).assign(**{column: value}).to_parquet(file, index=False)
+    with pytest.raises(UserError, match="grpo.seed=0/tokens: .* Remove the damaged file"):
         study.collect("tiny_study", sweep)
 
 
@@ -179,6 +221,37 @@ def test_damaged_files_are_named(make_study, tmp_path, capsys, damage):
     assert f"{tmp_path / 'out'}: its files are damaged or not all there" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda kept: kept.pop("setting"),
+        lambda kept: kept.update(left_out=3),
+        lambda kept: kept.update(jobs=[]),
+        lambda kept: kept["jobs"].append(kept["jobs"][0]),
+        lambda kept: kept["jobs"][0].update(steps=None),
+        lambda kept: kept["jobs"][0].update(steps=13),
+        lambda kept: kept["jobs"][0].update(samples=0),
+    ],
+)
+def test_a_changed_study_is_refused(make_study, tmp_path, capsys, change):
+    tables(make_study(("grpo",), seeds=(0,)), tmp_path / "out")
+    file = tmp_path / "out" / "study.json"
+    kept = json.loads(file.read_text())
+    change(kept)
+    file.write_text(json.dumps(kept))
+    assert main(["experiment=tiny_study", f"runs={tmp_path / 'out'}", "figures=false"]) == 2
+    assert "damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("change", [lambda text: text[:-30], lambda text: text.replace("0.32", "nan", 1), lambda text: text[:-1] + ",9\n", lambda text: ""])
+def test_a_changed_series_is_refused(make_study, tmp_path, change):
+    tables(make_study(("grpo",), seeds=(0,)), tmp_path / "out")
+    file = tmp_path / "out" / "grpo-seed0.csv"
+    file.write_text(change(file.read_text()))
+    with pytest.raises(UserError, match="grpo-seed0.csv has "):
+        read_jobs(tmp_path / "out")
+
+
 def test_what_is_kept_is_read_again(tmp_path):
     job = Job("grpo", 3, 2, {"reward": {1: 0.5, 2: 1 / 3}, "entropy": {2: 1e-7}}, (0, 8, 3), 8)
     write_jobs(tmp_path, {"study": "x"}, [job])
@@ -187,6 +260,10 @@ def test_what_is_kept_is_read_again(tmp_path):
     assert found.series == {"reward": {1: 0.5, 2: 0.333333}, "entropy": {2: 1e-7}} and found.tokens.empty
     write_jobs(tmp_path, {}, [Job("grpo", 4, 0, {})])
     assert not (tmp_path / "grpo-seed3.csv").exists()  # no job of another study stays behind
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "my-seed1.csv").touch()
+    write_jobs(tmp_path / "elsewhere", {}, [job])
+    assert (tmp_path / "elsewhere" / "my-seed1.csv").exists()
 
 
 def test_the_studies_are_the_sweeps_that_are_called_so():

@@ -45,6 +45,35 @@ def test_one_study_is_not_taken_for_another(make_study, tmp_path, capsys):
     assert "holds the study 'tiny_study': give that as experiment=..." in capsys.readouterr().err
 
 
+def test_a_table_among_the_runs_does_not_hide_them(make_study, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    sweep = make_study(("grpo",), seeds=(0,))
+    assert main(["experiment=tiny_study", f"runs={sweep}", f"out={sweep}", "figures=false"]) == 0
+    make_study(("band_kl",), seeds=(0,))
+    assert main(["experiment=tiny_study", f"runs={sweep}", "figures=false"]) == 0 and "tiny_study: 2 of 27 jobs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["007", "1e5", "{x", "a: b", "a=b", "it's", "<b>ü", "[x]", "~", "-"])
+def test_folders_of_any_name(make_study, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    make_study(("grpo",), seeds=(0,), tokens=True).rename(tmp_path / name)
+    assert main(["experiment=tiny_study", f"runs={name}", f"out={name}/out", "figures=false"]) == 0
+    assert (tmp_path / name / "out" / "table.md").is_file()
+
+
+@pytest.mark.parametrize("out", ["file", "file/below", "table", "figures"])
+@pytest.mark.parametrize("experiment", ["bandpo", "tiny_study"])
+def test_what_cannot_be_written_is_named(make_study, tmp_path, capsys, monkeypatch, experiment, out):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    (tmp_path / "table" / "table.md").mkdir(parents=True)
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "figures").touch()
+    make_study(("grpo",), seeds=(0,))
+    assert main([f"experiment={experiment}", f"out={out}"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: out={out}: cannot write {out}")
+
+
 @pytest.fixture
 def ran(monkeypatch):
     """The commands that were run; they end with `ran.code` and do nothing."""
