@@ -103,12 +103,12 @@ def _equal(answer: str, truth: str, seconds: float) -> bool:
 
 
 def _in_braces(text: str, start: int) -> str | None:
-    """What stands in the braces that open at `start`; None when they do not close."""
+    """What stands in the braces that open at `start`; None when that is nothing, or they do not close."""
     depth = 0
     for at in range(start, len(text)):
         depth += {"{": 1, "}": -1}.get(text[at], 0)
         if depth == 0:
-            return text[start + 1 : at].strip()
+            return text[start + 1 : at].strip() or None
     return None
 
 
@@ -131,10 +131,11 @@ def _states(text: str, answer: str) -> bool:
 
 
 def _canonical(number: str) -> str:
-    """`+08.0` -> `8`. Text, not int(): Python refuses to convert thousands of digits."""
+    """`+08.0` -> `8`, `-0` -> `0`. Text, not int(): Python refuses to convert thousands of digits."""
     whole, _, decimals = number.replace(",", "").lstrip("+").partition(".")
     sign, whole, decimals = "-" * whole.startswith("-"), whole.lstrip("-").lstrip("0") or "0", decimals.rstrip("0")
-    return sign + whole + ("." + decimals if decimals else "")
+    found = whole + ("." + decimals if decimals else "")
+    return found if found == "0" else sign + found
 
 
 _RULES = {"arithmetic/chain": _ends_in, "arithmetic/calculate": _states}

@@ -22,6 +22,7 @@ from recipes.rewards import compute_score, final_answer, gsm8k, math, reasoning_
         ("\\boxed{1}\nAnswer: 2", "2"),
         ("Answer: 1\n\\boxed{2}", "2"),
         (r"\boxed{never closed", None),
+        (r"so \boxed{ }", None),
         ("12", None),
         ("the answer is 12", None),
         ("Answer:", None),
@@ -35,7 +36,7 @@ def test_the_last_marked_answer_counts(text, answer):
 
 @pytest.mark.parametrize(
     ("text", "truth", "right"),
-    [("Answer: 1,000", "1000", True), ("Answer: 42.0", "42", True), ("Answer: -3", "3", False), ("42", "42", False), (None, "1", False)],
+    [("Answer: 1,000", "1000", True), ("Answer: -0.0", "0", True), ("Answer: -0.5", "0.5", False), ("Answer: 42.0", "42", True), ("Answer: -3", "3", False), ("42", "42", False), (None, "1", False)],
 )
 def test_plain_numbers_need_no_math_verify(text, truth, right, monkeypatch):
     monkeypatch.setattr(math_grader, "equal", None)
