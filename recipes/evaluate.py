@@ -43,7 +43,9 @@ def evaluate(config: DictConfig, command: list[str], console: Console):
     if config.from_samples:
         folder = Path(config.from_samples)
         held, changed = regrade(read_folder(folder, "from_samples"), f"from_samples={folder}")
-        say(console, f"graded {sum(len(samples.rows) for samples in held.values())} samples anew: {changed} verdicts differ from those kept with them")
+        theirs, others = regrade(theirs, f"compare={config.compare}")  # both by one rule
+        count = sum(len(samples.rows) for samples in (*held.values(), *theirs.values()))
+        say(console, f"graded {count} samples anew: {changed + others} verdicts differ from those kept with them")
         fits = read_retention(folder / "retention.json")
     else:
         folder = Path(config.runs) / (config.name or models.folder_name(config.model.name))

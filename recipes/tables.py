@@ -105,7 +105,7 @@ def _study(options: Options) -> Path:
         write_tables(out, name, lead, tables, [study.NOTES, *_left_out(left_out)], rows)
         _draw(options, out, jobs, with_bounds=False)
     print(f"{name}: {len(jobs)} of {len(study.studies()[name])} jobs")
-    _say(left_out, [command] if left_out else [])
+    _say(left_out, [command] if len(jobs) < len(study.studies()[name]) else [])
     return out
 
 

@@ -53,8 +53,11 @@ def find_runs(name: str, folder: Path) -> tuple[list[Run], list[str]]:
     another model than its folder's, or sampled otherwise than the others.
     """
     runs, left_out = [], []
-    for file in sorted(folder.glob("*/config.yaml")):
+    for place in sorted({file.parent for name in ("config.yaml", FINISHED) for file in folder.glob(f"*/{name}")}):
+        file = place / "config.yaml"
         config = read_config(file)
+        if not config:
+            left_out.append(f"{place}: config.yaml, which says what was run, is missing or damaged; copy it again")
         paper, _, arm = str(value_at(config, "chosen.experiment")).partition("/")
         if paper != name or arm not in arms_of(name):
             continue

@@ -164,6 +164,8 @@ def collect(name: str, sweep: Path) -> tuple[dict, list[Job], list[str]]:
             left_out.append(f"{method}, seed {seed}: {job.steps} of {asked} steps in metrics.jsonl")
         else:
             jobs.append(job)
+            lost = [f"{key} in {job.steps - len(values)}" for key, values in job.series.items() if len(values) < job.steps]
+            left_out += [f"{method}, seed {seed}: of {job.steps} steps, {', '.join(lost)}: no finite number there"] if lost else []
     _check_budgets(budgets)
     if not jobs:
         raise UserError(f"{sweep}: no job of sweep={name} has finished. Run them first: python -m recipes.train sweep={name}")

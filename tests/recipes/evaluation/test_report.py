@@ -37,7 +37,7 @@ def test_everything_is_made_anew_from_samples(make_samples, configure, tmp_path)
     a, _ = make_samples(RANDOM, "a"), make_samples(WORSE, "b")
     said = evaluated(configure(f"from_samples={tmp_path}/a", f"compare={tmp_path}/b"))
     mean = result(a).scores["mean@4"]
-    assert f"{100 * mean.value:.1f}" in said and "graded 80 samples anew: 0 verdicts differ" in said
+    assert f"{100 * mean.value:.1f}" in said and "graded 160 samples anew: 0 verdicts differ" in said
     rows = read_csv(tmp_path / "a" / "results.csv")
     assert [row["metric"] for row in rows] == [
         "mean@4", "pass@1", "pass@2", "pass@4", "maj@2", "maj@4", "best@2(bootstrap)", "best@4(bootstrap)",
@@ -59,6 +59,14 @@ def test_samples_are_graded_anew(make_samples, configure, edit, tmp_path):
     edit(samples, 2, correct=not samples.rows["arithmetic/0", 0]["correct"])
     assert "1 verdicts differ from those kept" in evaluated(configure(f"from_samples={tmp_path}/a"))
     assert result(samples).scores["mean@4"].value == float(read_csv(tmp_path / "a" / "results.csv")[0]["value"])
+
+
+def test_both_are_graded_by_one_rule(make_samples, configure, edit, tmp_path):
+    make_samples(RANDOM, "a")
+    other = make_samples(RANDOM, "b")
+    edit(other, 2, correct=not other.rows["arithmetic/0", 0]["correct"])
+    assert "graded 160 samples anew: 1 verdicts differ" in evaluated(configure(f"from_samples={tmp_path}/a", f"compare={tmp_path}/b"))
+    assert all(float(row["difference"]) == 0 for row in read_csv(tmp_path / "a" / "comparison.csv"))
 
 
 def test_several_benchmarks_have_an_average(make_samples, configure, tmp_path):

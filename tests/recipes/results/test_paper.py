@@ -167,6 +167,13 @@ def test_seeds_of_an_arm_have_one_budget(make_arm, tmp_path, capsys):
     assert f"{other}: trainer.total_training_steps = 3, and" in said and "has 12: seeds of one arm must have one budget" in said
 
 
+@pytest.mark.parametrize("text", [None, "[", ""])
+def test_runs_that_nobody_can_tell_are_named(make_arm, tmp_path, text):
+    file = make_arm("bandpo/grpo", 0) / "config.yaml"
+    file.unlink() if text is None else file.write_text(text)
+    assert find_runs("bandpo", tmp_path / "runs" / "bandpo") == ([], [f"{file.parent}: config.yaml, which says what was run, is missing or damaged; copy it again"])
+
+
 def test_a_seed_is_a_number(make_arm, tmp_path):
     file = make_arm("bandpo/grpo", 0) / "config.yaml"
     file.write_text(file.read_text().replace("seed: 0", "seed: one"))

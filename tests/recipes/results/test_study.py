@@ -177,6 +177,7 @@ def test_what_was_no_number_at_the_end_has_no_end(make_study, tmp_path):
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert tables(sweep, tmp_path / "out") == 0
     found = rows(tmp_path / "out")
+    assert "- grpo, seed 0: of 12 steps, entropy in 6: no finite number there" in (tmp_path / "out" / "table.md").read_text()
     assert ("grpo", "entropy_last") not in found and ("grpo", "entropy_kept") not in found and ("grpo", "reward_last") in found
 
 
