@@ -123,7 +123,7 @@ def compare(folders: list[Path], out: Path) -> Path:
     said = [[run.label, what_ran(run.config), steps_done(run.metrics.steps, run.config)] for run in runs]
     title = f"{len(runs)} runs" if len(runs) > 1 else runs[0].label
     body = [f"<h1>{escape(title)}</h1>", table(["", "what", "steps"], said)]
-    body += [f"<h2>Means over the last {LAST} steps</h2>", table(["", *(run.label for run in runs)], [
+    body += [f"<h2>Means over the last {LAST} steps</h2>", "<p class=faint>Of what was logged, and is not 0 in all runs.</p>", table(["", *(run.label for run in runs)], [
         [f"{panel.section}: {panel.title}{', the last' * panel.is_validation}", *map(panel.last, runs)] for panel in shown
     ])]  # fmt: skip
     keys = {key for panel in panels(runs) for key in panel.keys}

@@ -42,7 +42,11 @@ def evaluate(config: DictConfig, command: list[str], console: Console):
     theirs = read_folder(config.compare, "compare") if config.compare else {}
     if config.from_samples:
         folder = Path(config.from_samples)
-        held, changed = regrade(read_folder(folder, "from_samples"), f"from_samples={folder}")
+        held = read_folder(folder, "from_samples")
+        if len(found := {f"n = {one.header['n']} and seed = {one.header['seed']}": one.file.name for one in held.values()}) > 1:
+            said = "; ".join(f"{what} in {name}" for what, name in found.items())
+            raise UserError(f"from_samples={folder}: {said}: one report is of one n and seed. Part the files.")
+        held, changed = regrade(held, f"from_samples={folder}")
         theirs, others = regrade(theirs, f"compare={config.compare}")  # both by one rule
         count = sum(len(samples.rows) for samples in (*held.values(), *theirs.values()))
         say(console, f"graded {count} samples anew: {changed + others} verdicts differ from those kept with them")

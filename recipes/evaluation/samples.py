@@ -128,8 +128,11 @@ def read_folder(folder: str | os.PathLike, key: str) -> dict[str, Samples]:
             raise UserError(f"{key}={folder}: {other.file.name} and {samples.file.name} are both samples of {samples.header['benchmark']}. Remove one.")
     if not found:
         raise UserError(f"{key}={folder}: has no samples (looked for {Path(folder).absolute()}/samples/*.jsonl). Give the folder of an evaluation.")
-    models = {(samples.header["model_sha256"], json.dumps(samples.header["sampling"])) for samples in found.values()}
-    if len(models) > 1:
+    kinds = []
+    for samples in found.values():
+        sampling = samples.header["sampling"] | {"max_tokens": None}  # benchmarks have their own
+        kinds.append({"model_sha256": samples.header["model_sha256"], "sampling": sampling})
+    if any(kind != kinds[0] for kind in kinds):
         raise UserError(f"{key}={folder}: its files are samples of different models or settings; their first lines say which. Part them.")
     return found
 

@@ -61,6 +61,14 @@ def test_samples_are_graded_anew(make_samples, configure, edit, tmp_path):
     assert result(samples).scores["mean@4"].value == float(read_csv(tmp_path / "a" / "results.csv")[0]["value"])
 
 
+@pytest.mark.parametrize(("verdicts", "header"), [([[True], [False]], {}), ([[True] * 4] * 2, {"seed": 1})])
+def test_one_report_is_of_one_n_and_seed(make_samples, configure, tmp_path, verdicts, header):
+    make_samples(RANDOM, "a")
+    make_samples(verdicts, "a", benchmark="calculate", **header)
+    with pytest.raises(UserError, match="n = 4 and seed = 0 in arithmetic.jsonl; n = . and seed = . in calculate.jsonl: one report is of one n and seed"):
+        evaluated(configure(f"from_samples={tmp_path}/a"))
+
+
 def test_both_are_graded_by_one_rule(make_samples, configure, edit, tmp_path):
     make_samples(RANDOM, "a")
     other = make_samples(RANDOM, "b")

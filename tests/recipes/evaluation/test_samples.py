@@ -125,6 +125,14 @@ def test_a_folder_of_two_models_is_refused(make_samples, tmp_path):
     assert "samples of different models or settings" in complaint(read_folder, tmp_path / "a", "from_samples")
 
 
+def test_benchmarks_have_a_max_tokens_of_their_own(make_samples, tmp_path):
+    sampling = make_samples(VERDICTS).header["sampling"]
+    make_samples(VERDICTS, benchmark="gsm8k", sampling={**sampling, "max_tokens": 1024})
+    assert [*read_folder(tmp_path / "a", "from_samples")] == ["arithmetic", "gsm8k"]
+    make_samples(VERDICTS, benchmark="calculate", sampling={**sampling, "top_p": 0.5})
+    assert "samples of different models or settings" in complaint(read_folder, tmp_path / "a", "from_samples")
+
+
 def test_two_files_of_one_benchmark_are_refused(make_samples, tmp_path):
     samples = make_samples(VERDICTS)
     samples.file.with_name("copy.jsonl").write_bytes(samples.file.read_bytes())
