@@ -45,8 +45,6 @@ class JobRecord:
             found = json.loads(self.path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
             return {}
-        if not isinstance(found, dict):
-            return {}
         if not isinstance(found, dict) or any(not isinstance(found[key], kind) for key, kind in KINDS.items() if key in found):
             return {}  # not as it was written here
         if found.get("status") == FINISHED and "config" not in found:
