@@ -6,8 +6,8 @@
     python -m recipes.prepare_data dataset=[aime24,aime25,amc23] folder=/shared/assets
 
 `dataset` is one of configs/datasets.yaml, any key of which can be set beside it; `rows=null` and `sha256=null` leave a
-check out. Each becomes <folder>/<dataset>/data.parquet, whole or not at all. A run makes the data sets that it lacks by
-itself, from the hub.
+check out. Each becomes <folder>/<dataset>/data.parquet, whole or not at all, and is made anew when a key that is set differs
+from what it was made with. A run makes the data sets that it lacks by itself, from the hub.
 """
 
 import hashlib
@@ -23,9 +23,10 @@ import pyarrow
 import pyarrow.parquet as parquet
 import yaml
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from recipes.assets.arithmetic import SCHEMA
-from recipes.assets.folders import build_once
+from recipes.assets.folders import build_once, recipe_of
 from recipes.errors import UserError
 from trustregion.config import unknown_name
 from trustregion.presets import configs_folder
@@ -33,6 +34,7 @@ from trustregion.presets import configs_folder
 VERSION = 1
 WHERE = ("hub", "config", "split", "file", "revision", "source", "rows", "sha256", "question", "answer")
 WHAT = ("levels", "prompt", "data_source")  # these decide what the result is for; a run that needs it compares them
+OPTIONAL = ("config", "file", "revision", "source", "sha256")
 READERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
 # DAPO's own words around a question.
 BEFORE = (
@@ -53,11 +55,12 @@ def prepare_all(folder: str | os.PathLike, datasets: Iterable[str]):
         prepare(name, folder)
 
 
-def prepare(name: str, folder: str | os.PathLike, **changes: Any) -> Path:
-    """Makes `folder`/`name` unless it is there.
+def prepare(name: str, folder: str | os.PathLike, key: str = "assets", /, **changes: Any) -> Path:
+    """Makes `folder`/`name` unless it is there, made with these changes.
 
     Args:
         name: one of configs/datasets.yaml.
+        folder: where data sets are kept, which the user chose by `key`.
         changes: of its keys; and `source`, the file or folder to read instead of the hub, and `revision`, of the hub's.
 
     Returns:
@@ -67,16 +70,33 @@ def prepare(name: str, folder: str | os.PathLike, **changes: Any) -> Path:
         UserError: no such data set or key; it cannot be read, or is not what it should be; `folder` cannot be written.
     """
     known = yaml.safe_load((configs_folder() / "datasets.yaml").read_text(encoding="utf-8"))
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise UserError(unknown_name(f"dataset={name}: no such data set", name, known))
-    for key in changes:
-        if key not in (*WHERE, *WHAT):
-            raise UserError(unknown_name(f"{key}={changes[key]}: no such key", key, (*WHERE, *WHAT)))
+    for changed, value in changes.items():
+        if changed not in (*WHERE, *WHAT):
+            raise UserError(unknown_name(f"{changed}={value}: no such key", changed, (*WHERE, *WHAT)))
+        if wanted := _wanted(changed, value):
+            raise UserError(f"{changed}={value}: must be {wanted}")
     entry = {"data_source": f"math/{name}", **known[name], **changes}
     if entry["prompt"] not in PROMPTS:
         raise UserError(unknown_name(f"prompt={entry['prompt']}: no such prompt", entry["prompt"], PROMPTS))
-    recipe = {"name": name, "version": VERSION, **{key: entry.get(key) for key in WHAT}}
-    return build_once(Path(folder) / name, recipe, lambda part: _write(part, name, entry))
+    recipe = {"name": name, "version": VERSION, **{part: entry.get(part) for part in (*WHAT, *WHERE)}}
+    # From where it was made matters only to who says from where.
+    there = recipe_of(Path(folder) / name) or {}
+    if all(there.get(part) == recipe[part] for part in ("name", "version", *WHAT, *changes)):
+        recipe = there
+    return build_once(Path(folder) / name, recipe, lambda part: _write(part, name, {**entry, **recipe}), key)
+
+
+def _wanted(key: str, value: Any) -> str | None:
+    """What a key must be, where `value` is not that."""
+    if key == "levels":
+        fine = value is None or (isinstance(value, list) and value and all(type(level) is int for level in value))
+        return None if fine else "a list of whole numbers, or null for all"
+    if key == "rows":
+        return None if value is None or (type(value) is int and value > 0) else "a whole number >= 1, or null for any"
+    fine = (isinstance(value, str) and value) or (value is None and key in OPTIONAL)
+    return None if fine else f"text{' or null' * (key in OPTIONAL)} (quote what looks like a number: {key}='\"...\"')"
 
 
 def _write(folder: Path, name: str, entry: dict):
@@ -93,6 +113,12 @@ def _write(folder: Path, name: str, entry: dict):
             continue
         converted = _convert(row, index, name, entry)
         made.setdefault(converted["prompt"][0]["content"], converted)  # of one that is there twice, the first
+    if not made:
+        levels = sorted({_level(row) for row in rows} - {None})
+        raise UserError(
+            f"dataset={name}: none of its {len(rows)} rows is left by levels={entry.get('levels')}; they have "
+            f"{', '.join(map(str, levels)) or 'no level'}. Choose some of these, or levels=null for all."
+        )
     for question, row in made.items():
         digest.update(json.dumps([question, row["reward_model"]["ground_truth"]]).encode())
     parquet.write_table(pyarrow.Table.from_pylist([*made.values()], SCHEMA), folder / "data.parquet")
@@ -175,14 +201,26 @@ def _level(row: dict) -> int | None:
     return int(digits) if digits else None
 
 
+def _chosen(arguments: list[str]) -> dict[str, Any]:
+    chosen = OmegaConf.create()
+    for argument in arguments:
+        try:
+            chosen = OmegaConf.merge(chosen, OmegaConf.from_cli([argument]))
+        except (yaml.YAMLError, OmegaConfBaseException) as error:
+            raise UserError(f"{argument}: cannot be read ({str(error).splitlines()[0]}). Put text with special characters in quotes.") from error
+    return {str(key): value for key, value in OmegaConf.to_container(chosen).items()}
+
+
 def main(arguments: list[str]) -> int:
-    chosen = OmegaConf.to_container(OmegaConf.from_cli(arguments))
-    names, folder = chosen.pop("dataset", None), chosen.pop("folder", "assets")
     try:
+        chosen = _chosen(arguments)
+        names, folder = chosen.pop("dataset", None), chosen.pop("folder", "assets")
         if not names:
             raise UserError("dataset=...: missing; must be one of configs/datasets.yaml")
-        for name in [names] if isinstance(names, str) else names:
-            made = prepare(name, folder, **chosen)
+        if not isinstance(folder, str) or not folder:
+            raise UserError(f"folder={folder}: must be text (quote what looks like a number: folder='\"...\"')")
+        for name in names if isinstance(names, list) else [names]:
+            made = prepare(name, folder, "folder", **chosen)
             origin = json.loads((made / "origin.json").read_text(encoding="utf-8"))
             print(f"{made / 'data.parquet'}: {origin['rows']} rows of {origin['from']}, SHA-256 of the rows {origin['sha256_of_rows']}")
     except UserError as error:

@@ -17,7 +17,7 @@ MANIFEST = "asset.json"
 logger = logging.getLogger(__name__)
 
 
-def build_once(folder: str | os.PathLike, recipe: dict, build: Callable[[Path], None]) -> Path:
+def build_once(folder: str | os.PathLike, recipe: dict, build: Callable[[Path], None], key: str = "assets") -> Path:
     """Returns `folder`, made by `build` unless it already holds what this recipe makes.
 
     `build` writes into a temporary sibling, which then takes the place of `folder` by a rename: a process killed midway
@@ -27,6 +27,7 @@ def build_once(folder: str | os.PathLike, recipe: dict, build: Callable[[Path], 
         folder: where the asset belongs. A folder there that this function did not make is never touched.
         recipe: name, version and parameters, as JSON values: what is written to `asset.json` and compared.
         build: fills the empty folder that it is given.
+        key: what the user sets to choose another place, for the message.
 
     Raises:
         UserError: something that is not ours stands in the way, or the place cannot be written to.
@@ -38,11 +39,17 @@ def build_once(folder: str | os.PathLike, recipe: dict, build: Callable[[Path], 
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock = open(folder.with_name(f".{folder.name}.lock"), "w")
     except OSError as error:
-        raise UserError(f"cannot make {folder}: {error.strerror} ({error.filename}). Choose a writable assets=...") from error
+        raise UserError(f"cannot make {folder}: {error.strerror} ({error.filename}). Choose a writable {key}=...") from error
     with _held(lock, folder):
         if not _is_made(folder, recipe):  # else another process made it while this one waited
-            _replace(folder, recipe, build)
+            _replace(folder, recipe, build, key)
     return folder
+
+
+def recipe_of(folder: str | os.PathLike) -> dict | None:
+    """The recipe by which `folder` was made; None where build_once made nothing."""
+    manifest = _manifest(Path(folder).expanduser())
+    return None if manifest is None else manifest["recipe"]
 
 
 def _is_made(folder: Path, recipe: dict) -> bool:
@@ -60,8 +67,8 @@ def _manifest(folder: Path) -> dict | None:
     return manifest if isinstance(manifest, dict) and {"recipe", "files"} <= manifest.keys() else None
 
 
-def _replace(folder: Path, recipe: dict, build: Callable[[Path], None]) -> None:
-    _refuse_foreign(folder)
+def _replace(folder: Path, recipe: dict, build: Callable[[Path], None], key: str) -> None:
+    _refuse_foreign(folder, key)
     prefix, suffix = f".{folder.name}.", ".part"
     for left in folder.parent.iterdir():  # of a process that was killed: whoever holds the lock is alone
         if left.name.startswith(prefix) and left.name.endswith(suffix) and "." not in left.name[len(prefix) : -len(suffix)]:
@@ -84,14 +91,14 @@ def _replace(folder: Path, recipe: dict, build: Callable[[Path], None]) -> None:
     logger.info("made %s", folder)
 
 
-def _refuse_foreign(folder: Path) -> None:
+def _refuse_foreign(folder: Path, key: str) -> None:
     if not folder.exists() or _manifest(folder) is not None:
         return
     if folder.is_dir() and not any(folder.iterdir()):
         return
     raise UserError(
         f"{folder} exists and was not made by this recipe (it has no readable {MANIFEST}), so it is left alone. Move it away, "
-        "choose another assets=..., or use what is in it with model=folder model.path=... or data=parquet data.train_files=..."
+        f"choose another {key}=..., or use what is in it with model=folder model.path=... or data=parquet data.train_files=..."
     )
 
 

@@ -135,7 +135,7 @@ def test_a_reward_that_needs_a_package_that_is_not_there(files, monkeypatch):
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("import os, sys\ndef compute_score(**_):\n    print('alas', file=sys.stderr, flush=True)\n    os._exit(3)", "its process ended with 3 before all was scored (alas)"),
+        ("import os\ndef compute_score(**_):\n    print('alas', flush=1)\n    os._exit(3)", "its process ended with 3 before all was scored (alas)"),
         ("import os\nprint('\\nnull', flush=True)\nos._exit(0)", "its process ended with 0 before all was scored (null)"),
         ("import atexit\natexit.register(print, 'null')\ndef compute_score(**_): return 'good'", "compute_score returns 'good' at"),
         ("import atexit, os\natexit.register(os._exit, 3)\ndef compute_score(**_): return 1", None),

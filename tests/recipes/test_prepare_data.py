@@ -130,6 +130,31 @@ def test_what_is_not_what_it_should_be_is_refused_and_nothing_made(source, tmp_p
     assert not list(assets.glob("*/data.parquet"))
 
 
+def test_what_is_chosen_is_made_anew_where_it_differs(source, tmp_path):
+    raw = [{"problem": f"p{n}", "answer": n, "other": -n, "level": 3 + n % 2} for n in range(30)]
+    one, two = str(source(raw)), str(source(raw[:20], "y.parquet"))
+
+    def made(**changes) -> tuple[int, str]:
+        rows = rows_of(prepare("math_l3_5", tmp_path / "assets", **changes))
+        return len(rows), rows[-1]["reward_model"]["ground_truth"]
+
+    assert made(source=one, rows=30) == made(source=one) == made() == (30, "29")
+    assert made(source=two, rows=None) == made() == (20, "19")
+    assert made(source=two, rows=20, answer="other") == (20, "-19")
+    assert made(source=one, rows=30, levels=[3]) == (15, "28")
+    with open(tmp_path / "assets" / "math_l3_5" / "data.parquet", "w"):  # damaged: made again as it was made
+        pass
+    assert made(levels=[3]) == (15, "28")
+
+
+def test_levels_that_no_row_has(source, tmp_path):
+    raw = source([{"problem": f"p{n}", "answer": n, "level": f"Level {n % 2}"} for n in range(30)])
+    said = complaint("aime24", tmp_path / "assets", source=str(raw), levels=[9])
+    assert "dataset=aime24: none of its 30 rows is left by levels=[9]; they have 0, 1. Choose some of these" in said
+    assert not (tmp_path / "assets" / "aime24").exists()
+    assert "they have no level" in complaint("aime24", tmp_path / "assets", source=str(source(AIME)), levels=[9])
+
+
 def test_without_a_network_the_remedy_is_named(monkeypatch, tmp_path):
     import datasets
 
@@ -166,6 +191,31 @@ def test_the_command(source, tmp_path, capsys):
     assert main(["dataset=aime25", f"source={path}", f"folder={tmp_path}", "rows=29"]) == 2
     assert "error: dataset=aime25: has 30 rows" in capsys.readouterr().err
     assert main([]) == 2 and "dataset=...: missing" in capsys.readouterr().err
+    (tmp_path / "aime24" / "asset.json").unlink()
+    assert main(["dataset=aime24", f"source={path}", f"folder={tmp_path}"]) == 2
+    assert "choose another folder=..." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "argument, said",
+    [
+        ("dataset=5", "dataset=5: no such data set"),
+        ("dataset=[[1]]", "dataset=[1]: no such data set"),
+        ("dataset=[a", "dataset=[a: cannot be read (while parsing"),
+        ("prompt=[1]", "prompt=[1]: must be text (quote"),
+        ("levels=3", "levels=3: must be a list of whole numbers, or null for all"),
+        ("levels=[a]", "levels=['a']: must be a list of whole numbers"),
+        ("question=5", "question=5: must be text (quote what looks like a number: question='\"...\"')"),
+        ("revision=5", "revision=5: must be text or null (quote"),
+        ("rows=many", "rows=many: must be a whole number >= 1, or null"),
+        ("name=x", "name=x: no such key"),
+        ("folder=null", "folder=None: must be text"),
+        ("folder=/proc/none", "Choose a writable folder=..."),
+    ],
+)
+def test_what_the_command_cannot_take(tmp_path, capsys, argument, said):
+    assert main(["dataset=aime24", f"folder={tmp_path}", "source=none", argument]) == 2
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", KNOWN)
