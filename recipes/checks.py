@@ -270,7 +270,7 @@ def _batch_problems(config: DictConfig) -> Iterator[str]:
         counts["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"] = micro
     if trainer.total_training_steps is not None:
         counts["trainer.total_training_steps"] = trainer.total_training_steps
-    if config.data.val_batch_size is not None:
+    if config.data.val_batch_size not in (None, 0):  # for verl both mean all rows
         counts["data.val_batch_size"] = config.data.val_batch_size
     if config.data.train_max_samples != -1:
         counts["data.train_max_samples"] = config.data.train_max_samples

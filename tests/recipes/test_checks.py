@@ -81,7 +81,7 @@ WRONG = {
         "data.train_max_samples=0": "data.train_max_samples = 0: must be a whole number >= 1",
         "actor_rollout_ref.rollout.n=0": "actor_rollout_ref.rollout.n = 0: must be a whole number >= 1",
         "actor_rollout_ref.rollout.val_kwargs.n=0": "actor_rollout_ref.rollout.val_kwargs.n = 0: must be a whole number >= 1",
-        "data.val_batch_size=0": "data.val_batch_size = 0: must be a whole number >= 1",
+        "data.val_batch_size=-1": "data.val_batch_size = -1: must be a whole number >= 1",
         "actor_rollout_ref.actor.ppo_mini_batch_size=1.5": "ppo_mini_batch_size = 1.5: must be a whole number >= 1",
         "trainer.nnodes=true": "trainer.nnodes = True: must be a whole number >= 1",
         "trainer.total_epochs=0.5": "trainer.total_epochs = 0.5: must be a whole number >= 1",
