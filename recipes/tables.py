@@ -2,7 +2,7 @@
 
     python -m recipes.tables experiment=bandpo                      # dppo, erc: from runs/bandpo
     python -m recipes.tables experiment=tiny_study                  # from runs/tiny_study-tiny, which sweep=tiny_study makes
-    python -m recipes.tables experiment=tiny_study runs=benchmarks/results/tiny_study      # anew, from what is kept there
+    python -m recipes.tables experiment=tiny_study runs=docs/studies/tiny_study      # anew, from what is kept there
 
 Writes table.md, table.tex, table.csv and figures/; the same inputs give the same tables, byte for byte. What is missing is
 named, with the command that makes it; run=true runs these commands first. docs/tables.md explains everything.

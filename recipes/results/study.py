@@ -99,8 +99,8 @@ MEASURES = (
 )
 NOTES = f"""Means over seeds ± half of their 95 % interval by Student's t over seeds; a mean alone is of one seed, or the same in all.
 Differences are paired by seed, which decides what is trained and tested on, in which order, and all sampling: bold where the
-interval leaves out 0, without correction for the number of comparisons. "Accuracy, over problems" pairs the validation problems of all seeds instead, in brackets the 95 %
-bootstrap interval: how far other problems would be from these, of these trained models.
+interval leaves out 0, without correction for the number of comparisons. "Accuracy, over problems" pairs the validation problems
+of all seeds instead, in brackets the 95 % bootstrap interval: how far other problems would be from these, of these trained models.
 
 First and last are means of {WINDOW} steps (of fewer in short runs). *Clip-high*: of the tokens whose probability under the anchor is in
 the bucket, those that are beyond the upper bound and pushed further; steps without a token in the bucket count 0. *All tokens*: at
