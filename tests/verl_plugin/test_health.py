@@ -54,3 +54,13 @@ def test_of_one_that_cannot_be_reached_the_node_is_waited_for(monkeypatch, known
     found = health.node_of_the_lost(lost, known)
     assert found is None if told is None else found.startswith(told)
     assert health.node_of_the_lost(health.ray.exceptions.ActorDiedError(), None) is None  # Ray knows: the process alone
+
+
+def test_of_one_that_died_with_its_node_the_node_is_named(monkeypatch):
+    """Ray may call an actor dead only when its node is, and then it is no longer one that cannot be reached."""
+    node = {"NodeID": "two", "NodeManagerAddress": "10.0.0.2", "Alive": True}
+    monkeypatch.setattr(health.ray, "nodes", lambda: [node])
+    mine, error = Health([]), health.ray.exceptions.ActorDiedError()
+    assert str(mine._death("FSDP worker 1", error)).startswith("FSDP worker 1 is dead: ")
+    node["Alive"] = False
+    assert str(mine._death("FSDP worker 1", error)).startswith("the Ray node at 10.0.0.2 is dead")

@@ -105,7 +105,8 @@ class Health:
                     raise self._death(name, error) from error
 
     def _death(self, name: str, error: ray.exceptions.RayActorError) -> ProcessDied:
-        return ProcessDied(node_of_the_lost(error, self._nodes) or f"{name} is dead: {how_it_died(error)}")
+        node = node_of_the_lost(error, self._nodes) or dead_node(self._nodes)
+        return ProcessDied(node or f"{name} is dead: {how_it_died(error)}")
 
     def name_the_dead(self, error: Exception):
         """Raises ProcessDied from `error` when a node, a server or a worker is gone: then that is the reason."""
