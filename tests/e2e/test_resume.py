@@ -140,7 +140,9 @@ def test_a_full_disk_ends_the_run_and_costs_nothing(start, tmp_path):
     if os.system(f"mount -t tmpfs -o size=13m tmpfs {folder}"):
         pytest.skip("may not mount")
     try:
-        run = start(*SAVES, "trainer.total_training_steps=4").wait(timeout=280)
+        early = start(*SAVES, "trainer.total_training_steps=4").wait(timeout=60)
+        assert early.process.returncode == 2 and "trainer.default_local_dir" in early.output and not early.rows
+        run = start(*SAVES, "trainer.total_training_steps=4", "preflight=false").wait(timeout=280)
         assert run.process.returncode == 2
         assert "global_step_3 could not be written" in run.output and "GiB are free there" in run.output
         assert "To go on from the checkpoint of step 2" in run.output and 2 <= len(run.rows) <= 3
