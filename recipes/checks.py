@@ -238,7 +238,7 @@ def _device_problems(config: DictConfig) -> Iterator[str]:
         found = torch.cuda.device_count()
         if found < workers:
             yield f"cluster.workers = {workers}: this machine has {found} CUDA devices that torch {torch.__version__} can see. Set cluster.workers={found}" if found else (
-                f"cluster device 'cuda': torch {torch.__version__} sees no CUDA device on this machine. Use cluster=cpu, or install with `make setup DEVICE=cuda` where there is one."
+                f"cluster device 'cuda': torch {torch.__version__} sees no CUDA device on this machine. Where there is one, install with `make setup DEVICE=cuda`; here, look at the configuration with --dry-run, or use cluster=cpu."
             )
     if config.cluster.device == "cpu":
         strategy, parallel = config.actor_rollout_ref.actor.strategy, config.actor_rollout_ref.rollout.tensor_model_parallel_size

@@ -219,5 +219,7 @@ def _try_reward(config: DictConfig):
         else:
             last = (log.read_text(encoding="utf-8", errors="replace").strip() or "no word").splitlines()[-1]
             problem = f"its process ended with {code} before all was scored ({last})"
+    if problem and path == "pkg://recipes.rewards":
+        raise UserError(f"{said}: {problem}. Choose the reward=... that fits data.train_files and data.val_files, or write a data_source that it knows (docs/data.md)")
     if problem:
         raise UserError(f"{said}: {problem}. Correct the function (it is tried before a run), or choose another reward=...")

@@ -57,6 +57,8 @@ def launch(config: DictConfig, command: list[str]):
         run_dir = make_run_dir(config)
         say(console, shlex.join(command), style="bold")
         say(console, f"files: {run_dir}\nlog:   {run_dir / 'log.txt'}")
+        if config.trainer.resume_mode == "auto" and not any(part.lstrip("+").startswith(("name=", "run_dir=")) for part in command):
+            say(console, f"note:  only name={config.name} finds this run again: without name=..., each has the time in its name", style="yellow")
         for sentence in advice(config):
             say(console, f"note:  {sentence}", style="yellow")
         try:

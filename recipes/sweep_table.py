@@ -105,7 +105,7 @@ def main():
     parser.add_argument("folder", type=Path, help="runs/<name of the sweep>")
     folder = parser.parse_args().folder
     if not read_records(folder):
-        print(f"error: {folder} is no sweep's folder: it has no jobs/*.json", file=sys.stderr)
+        print(f"error: {folder} is no sweep's folder: it has no jobs/*.json. Give the folder that the sweep named in its first line, runs/...", file=sys.stderr)
         sys.exit(2)
     write_table(folder)
 
