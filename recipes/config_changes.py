@@ -7,13 +7,17 @@ OF_NO_EFFECT = (
     "dry_run", "preflight", "max_restarts", "restart_without_checkpoint", "trust_checkpoint", "allow_changes",
     "trainer.logger", "trainer.resume_mode", "trainer.save_freq", "trainer.max_actor_ckpt_to_keep",
 )  # fmt: skip
+# What the launcher changes between a job's configuration and the run's config.yaml.
+OF_THE_LAUNCHER = (
+    "data.prepare", "run_dir", "ray_kwargs.ray_init.runtime_env.env_vars", "trainer.resume_from_path", "trainer.val_before_train",
+)  # fmt: skip
 # Besides, of a run that goes on from its own checkpoint: how long it trains, what it looks at and records on the way, where it
-# is and what it is called, how Ray is reached, and what the launcher itself sets.
-OF_ONE_RUN = OF_NO_EFFECT + (
-    "name", "runs", "run_dir", "trainer.total_training_steps", "trainer.total_epochs",
-    "trainer.test_freq", "trainer.val_before_train", "token_records.every", "token_records.sequences",
+# is and what it is called, and how Ray is reached.
+OF_ONE_RUN = OF_NO_EFFECT + OF_THE_LAUNCHER + (
+    "name", "runs", "trainer.total_training_steps", "trainer.total_epochs",
+    "trainer.test_freq", "token_records.every", "token_records.sequences",
     "trainer.project_name", "trainer.experiment_name", "trainer.default_local_dir", "trainer.rollout_data_dir",
-    "trainer.validation_data_dir", "trainer.resume_from_path", "ray_kwargs", "cluster.env",
+    "trainer.validation_data_dir", "ray_kwargs", "cluster.env",
 )  # fmt: skip
 
 

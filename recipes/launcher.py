@@ -28,14 +28,13 @@ from recipes.processes import ProcessTree, private_temporary_files
 from recipes.progress import StepLines
 from recipes.report import write_report
 from recipes.resume import choose_start, goes_on, newest_sealed
-from recipes.run_files import read_metrics
+from recipes.run_files import FINISHED, read_metrics
 from recipes.run_metrics import METRICS, RunMetrics
 from recipes.wandb_mode import wandb_mode
 from trustregion.verl_plugin.advice import advice
 from trustregion.verl_plugin.checkpoints import step_of, write_whole
 
 POLL_SECONDS = 0.5
-FINISHED = "finished.json"  # in a run's folder when it has trained to its end: the last step, and when
 LAST_LINES = 15
 PID = re.compile(r"\bpid:? (\d+)")  # ours and Ray's way of naming a process
 COLOUR = re.compile(r"\x1b\[[\d;]*m")  # Ray colours what it puts before a line

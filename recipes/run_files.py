@@ -18,6 +18,9 @@ from omegaconf.errors import OmegaConfBaseException
 from recipes.progress import first_of, step_values
 
 
+FINISHED = "finished.json"  # in a run's folder when it has trained to its end: the last step, and when
+
+
 @dataclass
 class Metrics:
     """metrics.jsonl by key instead of by row.

@@ -17,11 +17,13 @@ import traceback
 from contextlib import contextmanager
 from pathlib import Path
 
+from hydra._internal.config_loader_impl import get_overrides_dirname
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
@@ -29,13 +31,12 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from rich.console import Console
 
 from recipes.checks import check
-from recipes.config_changes import differences
 from recipes.errors import UserError
-from recipes.launcher import FINISHED as RUN_FINISHED
 from recipes.launcher import launch, say
 from recipes.preflight import verl_problems
 from recipes.resume import newest_sealed
-from recipes.sweep_records import FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING, JobRecord
+from recipes.run_files import FINISHED as RUN_FINISHED
+from recipes.sweep_records import FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING, JobRecord, changes
 from recipes.sweep_table import write_table
 
 LOCAL_LAUNCHER = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
@@ -80,7 +81,7 @@ def begin(config: DictConfig) -> list[JobRecord]:
     """
     loader, console = GlobalHydra.instance().config_loader(), Console(highlight=False)
     jobs, varied, same = jobs_of(config, loader)
-    sweep = Path(config.runs) / _sweep_name(config, varied)
+    sweep = _sweep_folder(config, varied, same)
     _tell_jobs(config, sweep, same)
 
     local = config.hydra.launcher._target_ == LOCAL_LAUNCHER
@@ -93,7 +94,8 @@ def begin(config: DictConfig) -> list[JobRecord]:
                 raise UserError(f"two jobs would be named {record.name}, and have one folder")
             todo[record.name] = _check(job, record, elsewhere=not local)
         except (UserError, HydraException) as error:
-            problems.setdefault(str(error), []).append("+".join(one for one in overrides if _key(one) in varied))
+            problem = str(error) or str(error.__cause__)  # Hydra's own may say nothing but what it is from
+            problems.setdefault(problem, []).append(_name_of(overrides, same))
     if problems:
         raise UserError("\n       ".join(f"{problem}\n       (job {', '.join(names)})" for problem, names in problems.items()))
 
@@ -109,9 +111,12 @@ def begin(config: DictConfig) -> list[JobRecord]:
         sys.exit(0)
     if not local:
         say(console, f"Waiting for the jobs; Ctrl-C leaves them running. Meanwhile: python -m recipes.sweep_table {sweep}")
-    for record, what in todo.values():
-        if what != FINISHED:
-            record.write(status=WAITING, error="", command=["python", "-m", "recipes.train", *sys.argv[1:]])
+    try:
+        for record, what in todo.values():
+            if what != FINISHED:
+                record.write(status=WAITING, error="", command=["python", "-m", "recipes.train", *sys.argv[1:]])
+    except OSError as error:
+        raise UserError(f"runs = {config.runs!r}: cannot write to {sweep} ({error.strerror}). Choose a writable runs=...") from error
     return records
 
 
@@ -122,6 +127,9 @@ def jobs_of(config: DictConfig, loader: ConfigLoader) -> tuple[list[list[str]], 
         raise UserError(f"hydra.sweeper._target_ = {sweeper._target_}: only Hydra's own sweeper, hydra/sweeper=basic, is supported")
     params = [f"{key}={values}" for key, values in (sweeper.params or {}).items()]
     overrides = OverridesParser.create(config_loader=loader).parse_overrides([*params, *config.hydra.overrides.task])
+    for override in overrides:
+        if override.is_sweep_override() and (problem := _unlisted(override)):
+            raise UserError(f"{override.input_line}: {problem}. List the values: {override.key_or_group}=a,b")
     (jobs,) = BasicSweeper.split_arguments(overrides, None)
     last = {override.get_key_element(): override for override in overrides}  # as the sweeper has it: the last one wins
     varied = [override.key_or_group for override in last.values() if override.is_sweep_override()]
@@ -131,33 +139,49 @@ def jobs_of(config: DictConfig, loader: ConfigLoader) -> tuple[list[list[str]], 
     return jobs, varied, same
 
 
-def _sweep_name(config: DictConfig, varied: list[str]) -> str:
+def _unlisted(override: Override) -> str | None:
+    """Why the values of an override cannot be listed."""
+    try:
+        return None if [*override.sweep_string_iterator()] else "has no values"
+    except (HydraException, ValueError) as error:
+        return str(error)
+
+
+def _sweep_folder(config: DictConfig, varied: list[str], same: list[str]) -> Path:
+    if "run_dir" in (*varied, *same):
+        raise UserError("run_dir: each job of a sweep has a folder of its own. Use runs= and name= for the sweep's.")
+    if not isinstance(config.get("runs"), str) or not config.runs:
+        raise UserError(f"runs = {config.get('runs')!r}: must be text (quote what looks like a number: runs='\"...\"')")
+    name = _sweep_name(config, varied, same)
+    if "${" in (folder := Path(config.runs) / name).as_posix():
+        raise UserError(f"runs = {config.runs!r}, name = {name!r}: a job would read ${{ as the start of a reference. Choose others without it.")
+    return folder
+
+
+def _sweep_name(config: DictConfig, varied: list[str], same: list[str]) -> str:
     """As given by name=, else the same for the same command: a sweep that is started again goes on."""
-    given = {_key(override) for override in config.hydra.overrides.task}
-    if "run_dir" in given:
-        raise UserError(f"run_dir = {config.run_dir!r}: each job of a sweep has a folder of its own. Give the whole sweep's by runs= and name=.")
     if taken := {"name", "runs"} & {*varied}:
         raise UserError(f"{', '.join(sorted(taken))}: is the whole sweep's, in which each job has a folder of its own. Give one value.")
-    if "name" in given:
-        name = config.name
+    if "name" in same:
+        name = config.get("name")
     else:
         choices = config.hydra.runtime.choices
         groups = () if "experiment" in varied else ("experiment",) if choices["experiment"] else ("method", "model")
         of_all = [choices[group] for group in groups if group not in varied]
         name = _as_file_name("-".join([choices["sweep"] or "+".join(varied), *of_all]))
-    if not isinstance(name, str) or Path(name).name != name or name == "..":
+    if not isinstance(name, str) or Path(name).name != name or name in ("", ".."):
         raise UserError(f"name = {name!r}: names a folder in runs={config.runs}, so no path")
     return name
 
 
 def _tell_jobs(config: DictConfig, sweep: Path, same: list[str]):
     """Hydra composes each job anew, from its overrides and these: the sweep's folder, and what is not in a job's name."""
-    quoted = ",".join(f'"{key}"' for key in same)
+    keys = ",".join(map(_quoted, same))
     with read_write(config.hydra), open_dict(config.hydra):
         config.hydra.sweep.dir = str(sweep)
         config.hydra.overrides.hydra += [
             f"hydra.sweep.dir={_quoted(str(sweep))}",
-            f"hydra.job.config.override_dirname.exclude_keys=[{quoted}]",
+            f"hydra.job.config.override_dirname.exclude_keys=[{keys}]",
         ]
 
 
@@ -184,9 +208,11 @@ def _check(job: DictConfig, record: JobRecord, elsewhere: bool) -> tuple[JobReco
     if before.get("status") == RUNNING:
         raise UserError(f"{record.folder} is being written by another process. Wait for it, or end it.")
     if before.get("status") == FINISHED:
-        if differ := differences(before["config"], _as_asked(job)):
+        if differ := changes(before, _as_asked(job)):
             shown = "; ".join(differ[:3]) + ("; ..." if len(differ) > 3 else "")
             raise UserError(f"{record.folder} holds a finished run of another configuration ({shown}). Choose another name=...")
+        if "varied" not in before and not dry_run:  # its record was lost
+            record.write(config=_as_asked(job), varied=_varied())
         return record, FINISHED
     if not record.folder.exists():
         return record, "to run"
@@ -212,13 +238,14 @@ def run_job(config: DictConfig):
     hydra_config, record, console = HydraConfig.get(), record_of(config), Console(highlight=False)
     say(console, f"\n== {record.name}", style="bold")
     handlers = {signum: signal.getsignal(signum) for signum in HANDLED}
+    before = record.read()  # not as one that holds the lock: after a kill it says running
     with record.lock():
         try:
             check(config)
-            asked, before = _as_asked(config), record.read()
-            if before.get("status") == FINISHED and not differences(before["config"], asked):
+            asked = _as_asked(config)
+            if before.get("status") == FINISHED and not changes(before, asked):
                 return say(console, "finished before")
-            record.write(status=RUNNING, error="", config=asked, varied=_varied(config))
+            record.write(status=RUNNING, error="", config=asked, varied=_varied())
             _put_aside(record, config)
             launch(config, _command(record, hydra_config))
         except UserError as error:
@@ -244,20 +271,21 @@ def _job_name() -> str:
     return _as_file_name(HydraConfig.get().job.override_dirname)
 
 
-def _key(override: str) -> str:
-    return override.lstrip("+~").partition("=")[0]
+def _name_of(overrides: list[str], same: list[str]) -> str:
+    """The same, of a job that may not compose."""
+    return _as_file_name(get_overrides_dirname(OverridesParser.create().parse_overrides(overrides), same, item_sep="+", kv_sep="="))
 
 
 def _quoted(text: str) -> str:
-    """As Hydra's grammar wants it: backslashes are themselves, but before a quote."""
-    return '"' + re.sub(r'(\\*)("|\Z)', lambda match: 2 * match[1] + match[2].replace('"', '\\"'), text) + '"'
+    """As a value in Hydra's grammar."""
+    return QuotedString(text, Quote.double).with_quotes()
 
 
 def _as_file_name(text: str) -> str:
     return re.sub(r"[^\w.=+-]", "_", text)
 
 
-def _varied(config: DictConfig) -> dict:
+def _varied() -> dict:
     """key -> value of the keys in which the jobs differ; a group's value is the choice."""
     hydra_config = HydraConfig.get()
     same = set(hydra_config.job.config.override_dirname.exclude_keys)
@@ -281,10 +309,9 @@ def _put_aside(record: JobRecord, config: DictConfig):
 
 def _command(record: JobRecord, hydra_config: DictConfig) -> list[str]:
     """What runs this job alone."""
-    own = [override for override in hydra_config.overrides.task if _key(override) not in ("name", "runs")]
-    where = str(record.sweep)
-    where = where if re.fullmatch(r"[\w./-]+", where) else _quoted(where)
-    return ["python", "-m", "recipes.train", *own, "hydra.mode=RUN", f"runs={where}", f"name={_quoted(record.name)}"]
+    overrides = OverridesParser.create().parse_overrides([*hydra_config.overrides.task])
+    own = [override.input_line for override in overrides if override.key_or_group not in ("name", "runs")]
+    return ["python", "-m", "recipes.train", *own, "hydra.mode=RUN", f"runs={_quoted(str(record.sweep))}", f"name={_quoted(record.name)}"]
 
 
 # ---- after the last job ----------------------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from recipes.sweep_records import FINISHED, JobRecord, read_records
 
 FILE = "sweep_results.csv"
 VALIDATION = "val-core/"
-MEASURED = ("status", "steps", "reward", "entropy", "clip_fraction", "seconds_per_step", "error", "folder")
 HEADERS = {"clip_fraction": "clipped", "seconds_per_step": "s/step"}  # what is printed must fit a terminal
 
 
@@ -35,8 +34,7 @@ def _row(record: JobRecord) -> dict[str, Any]:
     known, metrics = record.read(), read_metrics(record.folder / "metrics.jsonl")
     seconds = metrics.get("seconds")
     later = [value for step, value in seconds.items() if step != metrics.steps[0]] or list(seconds.values())
-    return {
-        **{f"chosen.{key}" if key in MEASURED else key: value for key, value in known.get("varied", {}).items()},
+    measured = {
         "status": known.get("status"),
         "steps": metrics.steps[-1] if metrics.steps else 0,
         "reward": _last(metrics, "reward"),
@@ -47,6 +45,8 @@ def _row(record: JobRecord) -> dict[str, Any]:
         "error": (known.get("error") or "").partition("\n")[0],
         "folder": record.name,
     }
+    varied = {f"chosen.{key}" if key in measured else key: value for key, value in known.get("varied", {}).items()}  # reward=
+    return varied | measured
 
 
 def _last(metrics: Metrics, column: str) -> float | None:

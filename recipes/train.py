@@ -18,6 +18,7 @@ from pathlib import Path
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob, IntervalSweep
 from hydra.errors import OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 
@@ -63,6 +64,8 @@ def check_choices(arguments: list[str]):
         if group not in GROUPS or argument in ("experiment=null", "sweep=null"):
             continue
         choices = choices_of(group)
+        if isinstance(override.value(), Glob | IntervalSweep):
+            continue  # it finds what exists; the sweep says what is wrong with an interval
         for value in override.sweep_iterator() if override.is_sweep_override() else [override.value()]:
             if not isinstance(value, str):
                 raise UserError(f"{argument}: {group} must be one of {', '.join(choices)}")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
@@ -19,7 +20,8 @@ from recipes import sweep, sweep_table, train
 from recipes.checks import check
 from recipes.config_changes import differences
 from recipes.errors import UserError
-from recipes.launcher import FINISHED as RUN_FINISHED
+from recipes.launcher import set_environment
+from recipes.run_files import FINISHED as RUN_FINISHED
 from recipes.sweep_records import JobRecord, read_records
 from recipes.sweep_table import results
 from trustregion.verl_plugin.checkpoints import MANIFEST
@@ -67,7 +69,7 @@ def jobs(monkeypatch):
 
 @pytest.fixture
 def command(tmp_path, monkeypatch):
-    """command("-m", ...) -> exit code of `python -m recipes.train -m ... runs=tmp_path`.
+    """command("-m", ...) -> exit code of `python -m recipes.train -m ... runs=tmp_path`, or of other `runs`.
 
     What Hydra composes of the same overrides several times, half a second each, is composed once in a test.
     """
@@ -81,9 +83,8 @@ def command(tmp_path, monkeypatch):
 
     monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", compose_once)
 
-    def command(*arguments: str) -> int:
-        runs = [] if any(argument.startswith("runs=") for argument in arguments) else [f"runs={tmp_path}"]
-        monkeypatch.setattr(sys, "argv", ["train.py", *arguments, *runs])
+    def command(*arguments: str, runs: str = str(tmp_path)) -> int:
+        monkeypatch.setattr(sys, "argv", ["train.py", *arguments, f"runs={runs}"])
         try:
             train.main()
         except SystemExit as end:
@@ -187,6 +188,45 @@ def test_all_jobs_are_checked_before_the_first_starts(command, jobs, tmp_path, c
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("methods", ["grpo,band_kl", "band_kl,grpo"])
+def test_a_job_that_does_not_compose_is_named_by_its_own_overrides(command, jobs, capsys, methods):
+    assert command("-m", f"method={methods}", "method.delta=0.1", "name=two") == 2 and jobs.started == []
+    said = capsys.readouterr().err
+    assert "method.delta" in said and "(job method=grpo)" in said and "Traceback" not in said
+
+
+def test_a_name_that_is_forced_is_the_sweeps_too(command, jobs, tmp_path):
+    assert command("-m", "method.delta=0.03,0.1", "++name=radii") == 0
+    assert (tmp_path / "radii" / NAMES[0]).is_dir()
+    assert "++name=radii" not in jobs.commands[0] and f'name="{NAMES[0]}"' in jobs.commands[0]
+
+
+def test_the_folder_of_a_sweep_may_have_any_name(command, jobs, tmp_path):
+    runs = tmp_path / r"""it's "a\b", c=d [e] {f}: (g) $h"""
+    assert command(*TWO, runs=QuotedString(str(runs), Quote.single).with_quotes()) == 0
+    assert {path.name for path in (runs / "radii").iterdir()} >= {*NAMES, "jobs"}
+    alone = train.compose([part for part in jobs.commands[1][3:] if part != "hydra.mode=RUN"])
+    assert alone.run_dir == str(runs / "radii" / NAMES[1])
+
+
+def test_a_group_may_be_swept_by_a_pattern(command, jobs, tmp_path):
+    assert command("-m", "method=glob([band_kl,band_tv,dapo])", "name=some") == 0
+    assert jobs.started == ["method=band_kl", "method=band_tv"]
+
+
+@pytest.mark.parametrize(
+    ("runs", "message"),
+    [
+        ("5", "runs = 5: must be text"),
+        ("/dev/null/x", "runs = '/dev/null/x': cannot write to /dev/null/x/radii (Not a directory)"),
+        (r"'\${x'", "would read ${ as the start of a reference"),
+    ],
+)
+def test_a_folder_that_cannot_be_is_refused(command, jobs, capsys, runs, message):
+    assert command(*TWO, runs=runs) == 2 and jobs.started == []
+    assert message in (said := capsys.readouterr().err) and "Traceback" not in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -194,10 +234,14 @@ def test_all_jobs_are_checked_before_the_first_starts(command, jobs, tmp_path, c
         (["-m", "method=band_kl,band_lk"], "no such method. Did you mean 'band_kl'"),
         (["-m", "method.detla=1,2"], "detla"),
         (["-m", "name=a,b"], "name: is the whole sweep's"),
-        (["-m", "name=a/b", "seed=1,2"], "name = 'a/b': names a folder"),
-        (["-m", "++name=..", "seed=1,2"], "name = '..': names a folder"),
-        (["-m", "run_dir=here", "seed=1,2"], "run_dir = 'here': each job of a sweep has a folder of its own"),
-        (["-m", "method=dcpo,band_kl", "method.delta=0.1"], "(job method=dcpo)"),
+        *((["-m", f"name={name}", "seed=1,2"], f"name = '{name}': names a folder") for name in ("a/b", "..", ".")),
+        (["-m", "name=''", "seed=1,2"], "name = '': names a folder"),
+        *((["-m", given, "seed=1,2"], "run_dir: each job of a sweep has a folder of its own") for given in ("run_dir=a", "++run_dir=a", "run_dir=a,b")),
+        (["-m", "method.delta=interval(0,1)"], "method.delta=interval(0,1): Can only enumerate"),
+        (["-m", "method=interval(0,1)"], "method=interval(0,1): Can only enumerate"),
+        (["-m", "method=range(0,2)"], "method=range(0,2): method must be one of band_alpha"),
+        (["-m", "seed=range(0,2,0)"], "seed=range(0,2,0): range() arg 3 must not be zero. List the values: seed=a,b"),
+        (["-m", "seed=range(2,0)"], "seed=range(2,0): has no values"),
         (["-m", "data.train_files=/a,_a"], "two jobs would be named data.train_files=_a"),
         (["sweep=delta", "cluster=2x8", "hydra/launcher=submitit_slurm"], "a Slurm job of a sweep has one node"),
     ],
@@ -205,34 +249,6 @@ def test_all_jobs_are_checked_before_the_first_starts(command, jobs, tmp_path, c
 def test_what_is_wrong_with_a_sweep_is_said(command, jobs, capsys, arguments, message):
     assert command(*arguments) == 2 and jobs.started == []
     assert message in (said := capsys.readouterr().err) and "Traceback" not in said
-
-
-@pytest.mark.parametrize("runs", ["it's, [so] = \"here\"", "back\\slash", "ends in \\", "{a: b}"])
-def test_a_sweep_may_be_in_a_folder_of_any_name(command, jobs, tmp_path, runs):
-    quoted = runs.replace("\\", "\\\\" if runs.endswith("\\") else "\\").replace("'", "\\'")
-    assert command("-m", "method.delta=0.03,0.1", "++name=radii", f"runs='{tmp_path}/{quoted}'") == 0
-    assert [row["status"] for row in table(tmp_path / runs / "radii")] == ["finished"] * 2
-    alone = train.compose([part for part in jobs.commands[0][3:] if part != "hydra.mode=RUN"])
-    assert alone.run_dir == str(tmp_path / runs / "radii" / NAMES[0])
-
-
-@pytest.mark.parametrize("text", ["[]", "", '{"status": "fin', '{"status": ["finished"]}', '{"status": "finished"}', '{"config": []}', '{"varied": null}', "\xff"])
-def test_a_damaged_record_is_none_and_what_its_job_left_is_kept(command, jobs, tmp_path, text):
-    command(*TWO)
-    (tmp_path / "radii" / "jobs" / f"{NAMES[0]}.json").write_bytes(text.encode("latin-1"))
-    assert "finished" not in [row["status"] for row in results(tmp_path / "radii") if row["folder"] == NAMES[0]]
-    jobs.started.clear()
-    assert command(*TWO) == 0 and jobs.started == [NAMES[0]]
-    assert (tmp_path / "radii" / "earlier" / f"{NAMES[0]}.1" / RUN_FINISHED).exists()
-
-
-def test_a_key_that_is_called_as_what_is_measured_keeps_its_column(tmp_path):
-    record = JobRecord(tmp_path, "reward=math")
-    record.write(status="finished", varied={"reward": "math"}, config={})
-    record.folder.mkdir()
-    (record.folder / "metrics.jsonl").write_text(row(1, 0.25))
-    (found,) = results(tmp_path)
-    assert (found["chosen.reward"], found["reward"]) == ("math", 0.25)
 
 
 def test_a_dry_run_starts_nothing(command, jobs, tmp_path, capsys, monkeypatch):
@@ -256,6 +272,67 @@ def test_a_job_that_another_process_runs_is_left_alone(command, jobs, tmp_path, 
         assert "is being written by another process" in capsys.readouterr().err
     assert record.read()["status"] == "killed"
     assert command(*TWO) == 0 and jobs.started == [NAMES[0]]
+
+
+def whole(**values) -> bytes:
+    return json.dumps({"status": "finished", "error": "", "command": [], "config": {}, "varied": {}} | values).encode()
+
+
+DAMAGED = [
+    b"", b'{"status": "fin', b"\xff\xfe", b"[]", b'"text"', b'{"status": "finished"}',
+    whole(config=[]), whole(varied=None), whole(status=1), whole(error={}), whole(command="x"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("content", DAMAGED)
+def test_a_damaged_record_is_not_known(tmp_path, content):
+    record = JobRecord(tmp_path, "seed=0")
+    record.path.parent.mkdir()
+    record.path.write_bytes(content)
+    assert record.read() == {} and [(row["status"], row["folder"]) for row in results(tmp_path)] == [(None, "seed=0")]
+    record.write(status="waiting")
+    assert record.read() == {"status": "waiting"}
+
+
+def leave_config(record: JobRecord):
+    """As the launcher leaves config.yaml in a run's folder, of the job's own configuration."""
+    config = OmegaConf.create(record.read()["config"])
+    config.run_dir = str(Path(config.run_dir).resolve())
+    config.trainer.resume_mode, config.trainer.resume_from_path = "resume_path", "checkpoints/global_step_1"
+    config.data.pop("prepare", None)
+    set_environment(config, record.folder, record.folder / "logged.jsonl")
+    (record.folder / "config.yaml").write_text(OmegaConf.to_yaml(config))
+
+
+def test_a_job_whose_record_is_damaged_runs_again_unless_its_folder_shows_that_it_has_finished(command, jobs, tmp_path, capsys):
+    command(*TWO)
+    records = [JobRecord(tmp_path / "radii", name) for name in NAMES]
+    leave_config(records[0])
+    for record in records:
+        record.path.write_text("[]")
+    jobs.started.clear()
+    assert command(*TWO, "seed=1") == 2 and "seed = 0 there, 1 here" in capsys.readouterr().err
+    assert command(*TWO) == 0 and jobs.started == NAMES[1:]
+    assert [(row["method.delta"], row["status"]) for row in table(tmp_path / "radii")] == [("0.1", "finished"), ("0.03", "finished")]
+
+
+def test_a_job_that_was_killed_when_it_had_finished_has(command, jobs, tmp_path):
+    command(*TWO)
+    for record in (records := read_records(tmp_path / "radii")):
+        leave_config(record)
+    records[0].path.write_text(records[0].path.read_text().replace('"finished"', '"running"'))
+    records[1].path.unlink()
+    jobs.started.clear()
+    assert command(*TWO) == 0 and jobs.started == []
+
+
+def test_a_record_that_cannot_be_written_stays_as_it_was(tmp_path, monkeypatch):
+    record = JobRecord(tmp_path, "seed=0")
+    record.write(status="waiting")
+    monkeypatch.setattr(os, "fsync", lambda _file: [][1])
+    with pytest.raises(IndexError), record.lock():
+        record.write(status="running")
+    assert record.read() == {"status": "waiting"} and len(read_records(tmp_path)) == 1
 
 
 @pytest.mark.parametrize(
@@ -308,7 +385,7 @@ def test_slurm_gets_what_the_cluster_needs():
 def test_the_table_is_made_from_the_folders_alone(tmp_path, monkeypatch, capsys):
     for nth, (status, reward) in enumerate([("finished", 0.2), ("finished", 0.9), ("interrupted", 0.95), ("waiting", None)]):
         record = JobRecord(tmp_path, f"seed={nth}")
-        record.write(status=status, varied={"seed": nth} if reward else {}, config={})
+        record.write(status=status, config={}, varied={"seed": nth} if reward else {})
         if reward:
             record.folder.mkdir()
             validation = {"val-core/arithmetic/reward/mean@1": reward / 2}
@@ -324,6 +401,18 @@ def test_the_table_is_made_from_the_folders_alone(tmp_path, monkeypatch, capsys)
     with pytest.raises(SystemExit):
         monkeypatch.setattr(sys, "argv", ["sweep_table", str(tmp_path / "seed=1")])
         sweep_table.main()
+
+
+def test_a_key_that_has_the_name_of_a_measured_column_keeps_its_own(tmp_path, capsys):
+    for reward in ("math", "gsm8k"):
+        record = JobRecord(tmp_path, f"reward={reward}")
+        record.write(status="finished", config={}, varied={"reward": reward, "folder": "a"})
+        record.folder.mkdir()
+        (record.folder / "metrics.jsonl").write_text(row(1, 0.5))
+    sweep_table.write_table(tmp_path)
+    said = {name: [row[name] for row in table(tmp_path)] for name in ("chosen.reward", "reward", "chosen.folder", "folder")}
+    assert said == {"chosen.reward": ["gsm8k", "math"], "reward": ["0.5"] * 2, "chosen.folder": ["a"] * 2, "folder": ["reward=gsm8k", "reward=math"]}
+    assert "chosen.reward" in capsys.readouterr().out
 
 
 def test_configurations_differ_in_what_changes_results():
