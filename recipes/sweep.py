@@ -235,7 +235,7 @@ def record_of(config: DictConfig) -> JobRecord:
 
 def run_job(config: DictConfig):
     """Trains as one job of a sweep; whether it finished or failed is in its record. An interrupt ends the whole sweep."""
-    hydra_config, record, console = HydraConfig.get(), record_of(config), Console(highlight=False)
+    record, console = record_of(config), Console(highlight=False)
     say(console, f"\n== {record.name}", style="bold")
     handlers = {signum: signal.getsignal(signum) for signum in HANDLED}
     before = record.read()  # not as one that holds the lock: after a kill it says running
@@ -247,7 +247,7 @@ def run_job(config: DictConfig):
                 return say(console, "finished before")
             record.write(status=RUNNING, error="", config=asked, varied=_varied())
             _put_aside(record, config)
-            launch(config, _command(record, hydra_config))
+            launch(config, _command(record))
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
             record.write(status=FAILED, error=str(error))
@@ -287,10 +287,13 @@ def _as_file_name(text: str) -> str:
 
 def _varied() -> dict:
     """key -> value of the keys in which the jobs differ; a group's value is the choice."""
-    hydra_config = HydraConfig.get()
-    same = set(hydra_config.job.config.override_dirname.exclude_keys)
-    overrides = OverridesParser.create().parse_overrides([*hydra_config.overrides.task])
-    return {override.key_or_group: override.value() for override in overrides if override.key_or_group not in same}
+    same = set(HydraConfig.get().job.config.override_dirname.exclude_keys)
+    return {override.key_or_group: override.value() for override in _overrides() if override.key_or_group not in same}
+
+
+def _overrides() -> list[Override]:
+    """Those of the job that HydraConfig is of."""
+    return OverridesParser.create().parse_overrides([*HydraConfig.get().overrides.task])
 
 
 def _as_asked(config: DictConfig) -> dict:
@@ -307,10 +310,9 @@ def _put_aside(record: JobRecord, config: DictConfig):
         shutil.move(record.folder, earlier / f"{record.name}.{count + 1}")
 
 
-def _command(record: JobRecord, hydra_config: DictConfig) -> list[str]:
+def _command(record: JobRecord) -> list[str]:
     """What runs this job alone."""
-    overrides = OverridesParser.create().parse_overrides([*hydra_config.overrides.task])
-    own = [override.input_line for override in overrides if override.key_or_group not in ("name", "runs")]
+    own = [override.input_line for override in _overrides() if override.key_or_group not in ("name", "runs")]
     return ["python", "-m", "recipes.train", *own, "hydra.mode=RUN", f"runs={_quoted(str(record.sweep))}", f"name={_quoted(record.name)}"]
 
 

@@ -91,11 +91,11 @@ class JobRecord:
         try:
             with open(self._lock_path) as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+        except FileNotFoundError:
+            return False
         except BlockingIOError:
             return True
-        except FileNotFoundError:
-            pass
-        return False
 
 
 def read_records(sweep: Path) -> list[JobRecord]:

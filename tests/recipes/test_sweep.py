@@ -1,7 +1,6 @@
-"""Sweeps with a job that takes no time: folders, checks before the start, failures, interrupts, going on, the table."""
+"""Sweeps with a job that takes no time: folders, checks before the start, failures, interrupts, going on."""
 
 import copy
-import csv
 import json
 import os
 import signal
@@ -16,7 +15,7 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from recipes import sweep, sweep_table, train
+from recipes import sweep, train
 from recipes.checks import check
 from recipes.config_changes import differences
 from recipes.errors import UserError
@@ -24,17 +23,13 @@ from recipes.launcher import set_environment
 from recipes.run_files import FINISHED as RUN_FINISHED
 from recipes.sweep_records import JobRecord, read_records
 from recipes.sweep_table import results
+from tests.recipes.sweep_files import row, table
 from trustregion.verl_plugin.checkpoints import MANIFEST
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 TWO = ["-m", "method.delta=0.03,0.10", "name=radii"]
 NAMES = ["method.delta=0.03", "method.delta=0.1"]
-
-
-def row(step: int, reward: float, **more) -> str:
-    values = {"critic/rewards/mean": reward, "actor/entropy": 0.5, "trust/clip_fraction": 0.01, "timing_s/step": 10.0 - step}
-    return json.dumps({"step": step, "data": values | more}) + "\n"
 
 
 class Jobs:
@@ -92,11 +87,6 @@ def command(tmp_path, monkeypatch):
         return 0
 
     return command
-
-
-def table(folder: Path) -> list[dict]:
-    with open(folder / "sweep_results.csv", newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_each_job_has_a_folder_named_after_what_differs_and_a_row(command, jobs, tmp_path, capsys):
@@ -274,26 +264,6 @@ def test_a_job_that_another_process_runs_is_left_alone(command, jobs, tmp_path, 
     assert command(*TWO) == 0 and jobs.started == [NAMES[0]]
 
 
-def whole(**values) -> bytes:
-    return json.dumps({"status": "finished", "error": "", "command": [], "config": {}, "varied": {}} | values).encode()
-
-
-DAMAGED = [
-    b"", b'{"status": "fin', b"\xff\xfe", b"[]", b'"text"', b'{"status": "finished"}',
-    whole(config=[]), whole(varied=None), whole(status=1), whole(error={}), whole(command="x"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("content", DAMAGED)
-def test_a_damaged_record_is_not_known(tmp_path, content):
-    record = JobRecord(tmp_path, "seed=0")
-    record.path.parent.mkdir()
-    record.path.write_bytes(content)
-    assert record.read() == {} and [(row["status"], row["folder"]) for row in results(tmp_path)] == [(None, "seed=0")]
-    record.write(status="waiting")
-    assert record.read() == {"status": "waiting"}
-
-
 def leave_config(record: JobRecord):
     """As the launcher leaves config.yaml in a run's folder, of the job's own configuration."""
     config = OmegaConf.create(record.read()["config"])
@@ -324,15 +294,6 @@ def test_a_job_that_was_killed_when_it_had_finished_has(command, jobs, tmp_path)
     records[1].path.unlink()
     jobs.started.clear()
     assert command(*TWO) == 0 and jobs.started == []
-
-
-def test_a_record_that_cannot_be_written_stays_as_it_was(tmp_path, monkeypatch):
-    record = JobRecord(tmp_path, "seed=0")
-    record.write(status="waiting")
-    monkeypatch.setattr(os, "fsync", lambda _file: [][1])
-    with pytest.raises(IndexError), record.lock():
-        record.write(status="running")
-    assert record.read() == {"status": "waiting"} and len(read_records(tmp_path)) == 1
 
 
 @pytest.mark.parametrize(
@@ -380,46 +341,6 @@ def test_slurm_gets_what_the_cluster_needs():
     launcher = compose_whole("cluster=1x8", "hydra/launcher=submitit_slurm", "hydra.launcher.partition=gpu").hydra.launcher
     assert launcher._target_.endswith(".SlurmLauncher") and launcher.partition == "gpu"
     assert (launcher.nodes, launcher.tasks_per_node, launcher.gpus_per_node) == (1, 1, 8)
-
-
-def test_the_table_is_made_from_the_folders_alone(tmp_path, monkeypatch, capsys):
-    for nth, (status, reward) in enumerate([("finished", 0.2), ("finished", 0.9), ("interrupted", 0.95), ("waiting", None)]):
-        record = JobRecord(tmp_path, f"seed={nth}")
-        record.write(status=status, config={}, varied={"seed": nth} if reward else {})
-        if reward:
-            record.folder.mkdir()
-            validation = {"val-core/arithmetic/reward/mean@1": reward / 2}
-            (record.folder / "metrics.jsonl").write_text(row(1, 0.0) + row(2, 0.0) + "".join(row(step, reward, **validation) for step in range(3, 8)) + '{"st')
-    rows = results(tmp_path)
-    assert [(row.get("seed"), row["status"], row["steps"]) for row in rows] == [(1, "finished", 7), (0, "finished", 7), (2, "interrupted", 7), (None, "waiting", 0)]
-    assert rows[0]["reward"] == pytest.approx(0.9) and rows[0]["val-core/arithmetic/reward/mean@1"] == 0.45 and rows[3]["reward"] is None
-    monkeypatch.setattr(sys, "argv", ["sweep_table", str(tmp_path)])
-    sweep_table.main()
-    said = capsys.readouterr().out
-    assert "2 of 4 jobs finished" in said and "0.450" in said
-    assert [row["folder"] for row in table(tmp_path)] == ["seed=1", "seed=0", "seed=2", "seed=3"]
-    with pytest.raises(SystemExit):
-        monkeypatch.setattr(sys, "argv", ["sweep_table", str(tmp_path / "seed=1")])
-        sweep_table.main()
-
-
-def test_a_key_that_has_the_name_of_a_measured_column_keeps_its_own(tmp_path, capsys):
-    for reward in ("math", "gsm8k"):
-        record = JobRecord(tmp_path, f"reward={reward}")
-        record.write(status="finished", config={}, varied={"reward": reward, "folder": "a"})
-        record.folder.mkdir()
-        (record.folder / "metrics.jsonl").write_text(row(1, 0.5))
-    sweep_table.write_table(tmp_path)
-    said = {name: [row[name] for row in table(tmp_path)] for name in ("chosen.reward", "reward", "chosen.folder", "folder")}
-    assert said == {"chosen.reward": ["gsm8k", "math"], "reward": ["0.5"] * 2, "chosen.folder": ["a"] * 2, "folder": ["reward=gsm8k", "reward=math"]}
-    assert "chosen.reward" in capsys.readouterr().out
-
-
-def test_configurations_differ_in_what_changes_results():
-    before = {"a": {"b": 1, "c": {}}, "trainer": {"logger": ["file"], "resume_mode": "disable"}}
-    now = {"a": {"b": 2, "c": {}}, "trainer": {"logger": ["file", "wandb"], "resume_mode": "auto"}, "d": None}
-    assert differences(before, now) == ["a.b = 1 there, 2 here"]
-    assert differences(before, before | {"a": {"b": 1, "c": {"x": 1}}}) == ["a.c.x = None there, 1 here"]
 
 
 def test_submitit_runs_jobs_in_processes_of_their_own(tmp_path):
