@@ -8,7 +8,6 @@ import pytest
 
 from recipes import sweep_table
 from recipes.config_changes import differences
-from recipes.errors import UserError
 from recipes.sweep_records import JobRecord, read_records
 from recipes.sweep_table import results
 from tests.recipes.sweep_files import row, table
